@@ -8,23 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from commrt.plan import (
-    MAX_REFS, SELF, Collective, LaunchClass, Operation, Plan, RankProgram, Ref, Requirement, Size,
+    MAX_REFS,
+    SELF,
+    Collective,
+    LaunchClass,
+    Operation,
+    OperationName,
+    Plan,
+    RankProgram,
+    Ref,
+    Requirement,
+    Size,
     validate,
-)  # fmt: skip
-
-INPUT, OUTPUT, SCRATCH, PACKETS = "input", "output", "scratch", "packets"
+)
 
 
-def mine(index: int = 0, part: int = 0) -> Ref:
-    """A chunk of this rank's input."""
-    return Ref("input", index, part)
+def mine(index: int = 0, part: int = 0, rank: int = SELF) -> Ref:
+    """A chunk of the input, here or (plans that require "symmetric" or "direct") on `rank`."""
+    return Ref("input", index, part, rank)
 
 
-def out(index: int = 0, part: int = 0) -> Ref:
-    """A chunk of this rank's output."""
-    return Ref("output", index, part)
+def out(index: int = 0, part: int = 0, rank: int = SELF) -> Ref:
+    """A chunk of the output, here or (plans that require "symmetric") on `rank`."""
+    return Ref("output", index, part, rank)
 
 
 def scratch(slot: int, rank: int = SELF) -> Ref:
@@ -44,11 +53,19 @@ class Block:
         self.operations: list[Operation] = []
         self._sliced = False
 
-    def _add(self, name: str, dst: Iterable[Ref] = (), src: Iterable[Ref] = (), size: Size | Ref = Size(), **rest: object) -> None:
-        if isinstance(size, Ref):
-            size = Size("output" if size.buffer == "output" else "input", size.index, size.part)
-        op = Operation(name, tuple(dst), tuple(src), size, sliced=self._sliced, **rest)  # type: ignore[arg-type]
-        self.operations.append(op)
+    def _add(
+        self,
+        name: OperationName,
+        dst: Sequence[Ref] = (),
+        src: Sequence[Ref] = (),
+        size: Ref | None = None,
+        **rest: Any,
+    ) -> None:
+        length = (
+            Size() if size is None else Size("output" if size.buffer == "output" else "input", size.index, size.part)
+        )
+        sliced = self._sliced and bool(dst)
+        self.operations.append(Operation(name, tuple(dst), tuple(src), length, sliced=sliced, **rest))
 
     def copy(self, dst: Ref, src: Ref, size: Ref) -> None:
         """dst = src."""
@@ -99,12 +116,16 @@ class Block:
         self._add("barrier")
 
     def loop(self, body: Callable[[], None], size: Ref) -> None:
-        """Run `body` once for each slice of the chunk `size`; its operations act on that slice."""
+        """Run `body` once for each slice of the chunk `size`, at least once; its operations act on that slice.
+
+        Parts of a window are clipped, so ranks that signal each other must loop over the same chunk: part 0 is the
+        longest. A slice behind the end of a shorter chunk is empty.
+        """
         target = len(self.operations)
         self._sliced = True
         body()
-        self._add("loop", size=size, target=target)
         self._sliced = False
+        self._add("loop", size=size, target=target)
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Algorithms: `<collective>/<name>.py` exports `PLUGIN_API` and `plugin` (see `commrt.algorithm`)."""
