@@ -80,7 +80,7 @@ class Plugin:
 
 
 class Registry:
-    """The plugins of a process by kind and name. The set is fixed when the registry is made; safe to share between threads.
+    """The plugins of a process by kind and name. The set is fixed when it is made; safe to share between threads.
 
     Of two plugins with the same kind and name the first one serves; the other is kept, with that as its error. So an
     outside plugin can't take the place of an in-tree one.
