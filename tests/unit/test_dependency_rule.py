@@ -151,7 +151,7 @@ CLEAN = {
     "commrt/__init__.py": "from commrt.errors import CommrtError\n",
     "commrt/errors.py": "",
     "commrt/transport.py": "",
-    "commrt/registry.py": "import importlib\ndef load(name: str) -> object:\n    return importlib.import_module(name)\n",
+    "commrt/registry.py": "import importlib\ndef load(name):\n    return importlib.import_module(name)\n",
     "commrt/testing/transports.py": "from commrt import transport\n",
     "commrt/providers/native.py": "from commrt.errors import CommrtError\nfrom ._shared import x\n",
     "commrt/providers/_shared.py": "",
