@@ -1,7 +1,7 @@
 """The algorithm contract and the builder that plans are written with.
 
-An algorithm is one module that exports `PLUGIN_API = 1` and `plugin = Algorithm(...)`. Its `build` writes the program of
-one rank; a whole plan is the programs of all ranks. It imports this contract alone, never a transport or a backend.
+An algorithm is one module that exports `PLUGIN_API = 1` and `plugin = Algorithm(...)`. Its `build` writes the program
+of one rank; a whole plan is the programs of all ranks. It imports this contract alone, no transport and no backend.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Algorithm:
     """One way to do a collective.
 
     build(program) appends the blocks of `program.rank`. The counts may depend on the number of ranks:
-    parts, scratch_slots, packet_slots, rounds are functions of it. `least_ranks`/`most_ranks` bound where it is offered.
+    parts, scratch_slots, packet_slots and rounds are functions of it. `least_ranks`, `most_ranks`: where it is offered.
     `unit`: bytes of a slice, for plans with loops. A rooted collective's `build` reads `program.root`.
     """
 
@@ -172,7 +172,7 @@ class Algorithm:
     most_ranks: int = MAX_REFS
 
     def plan(self, ranks: int, only: Iterable[int] | None = None, root: int = 0) -> Plan:
-        """The plan for a world size: all ranks, or the slices of `only`. Raises PlanError if `build` went out of bounds."""
+        """The plan for a world size: all ranks, or the slices of `only`. Raises PlanError if it is out of bounds."""
         programs = tuple(self._program(rank, ranks, root) for rank in (range(ranks) if only is None else only))
         plan = Plan(
             name=f"{self.collective}/{self.name}", collective=self.collective, ranks=ranks, parts=self.parts(ranks),

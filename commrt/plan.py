@@ -1,12 +1,12 @@
 """Plans: algorithms as data.
 
-A plan lists, per rank and per thread block, operations on chunks of named buffers. It is size-parametric: bytes, counts,
-root, dtype, reduction and addresses are launch arguments, so one plan serves every size.
+A plan lists, per rank and per thread block, operations on chunks of named buffers. It is size-parametric: bytes,
+counts, dtype, reduction and addresses are launch arguments, so one plan serves every size.
 
 Geometry. A buffer of the user is made of *groups* (one per rank where the collective says so, else one) of `count`
 elements. A launch walks the groups window by window (as much as scratch holds; each window is one epoch), and cuts each
-window into `parts` equal chunks, the last ones clipped. `Ref(buffer, index, part)` names part `part` of group `index`.
-In scratch and packets, `index` is a slot that holds one chunk; the slot's stride follows from the window.
+window into `parts` equal chunks, the last ones clipped (`part_of`). `Ref(buffer, index, part)` names part `part` of
+group `index`. In scratch and packets, `index` is a slot that holds one chunk; its stride follows from the window.
 
 A plan is untrusted data: `load` validates, bounds and decodes; nothing else may reach the native executor.
 """
@@ -71,7 +71,8 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """One step of a block.
 
     copy            dst[0] = src[0], both on this rank, or a mapped peer's
-    put             dst[0] on a peer = src[0] on this rank; asynchronous on port channels: a later signal follows it
+    put             dst[0] on a peer = src[0] on this rank; asynchronous on port channels: a later signal follows it,
+                    and a launch ends only once the sources of all its puts may be reused
     get             dst[0] on this rank = src[0] in a peer's user buffer, whose address a wait has learnt
     reduce          every dst = src[0] + src[1] + ... in this order, rounded once; `final` divides for avg
     signal, wait    on channel `channel`, with each rank of `peers`; `publish` on both hands over user addresses
@@ -82,7 +83,11 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     switch_broadcast  dst[0] on all ranks = src[0], done by the switch
     barrier         waits for all blocks of this rank
     sync            orders the threads of this block
-    loop            repeats from operation `target` until every slice of `unit` bytes of the chunk is done
+    loop            repeats from operation `target` until every slice of `unit` bytes of the chunk is done; the `sliced`
+                    operations between act on one slice each time (empty behind the end of their own chunk)
+
+    A wait orders all that the peer did before the signal it took. The k-th wait of an ordered pair of ranks on a
+    channel takes the k-th signal; a window leaves none over. A packet slot is written at most once in a window.
     """
 
     name: OperationName
@@ -142,6 +147,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def digest(self) -> str:
         """SHA-256 of the canonical JSON, in hex."""
         return hashlib.sha256(self.to_json()).hexdigest()
+
+
+def part_of(window: int, parts: int, itemsize: int, part: int) -> tuple[int, int]:
+    """(offset, length) in elements of a part of a window: equal whole lines of 64 bytes, the last parts clipped."""
+    line = max(1, 64 // itemsize)
+    per = -(-window // (parts * line)) * line
+    offset = min(part * per, window)
+    return offset, min(per, window - offset)
 
 
 def groups(collective: str, ranks: int) -> tuple[int, int]:
@@ -207,6 +220,23 @@ def _program(plan: Plan, program: RankProgram) -> None:
         for position, operation in enumerate(block):
             where = f"plan {plan.name!r}, rank {program.rank}, block {number}, operation {position} ({operation.name})"
             _operation(plan, program.rank, operation, position, where)
+        _control(program.rank, number, block)
+    barriers = [sum(operation.name == "barrier" for operation in block) for block in program.blocks]
+    if len(set(barriers)) > 1:
+        raise PlanError(f"rank {program.rank}: its blocks reach unequally many barriers, {barriers}", rank=program.rank)
+
+
+def _control(rank: int, number: int, block: tuple[Operation, ...]) -> None:
+    """Loops neither nest nor overlap nor hold a barrier; operations are sliced inside of loops alone."""
+    bodies = [(op.target, position) for position, op in enumerate(block) if op.name == "loop"]
+    for (_, end), (begin, _) in zip(bodies, bodies[1:]):
+        if begin <= end:
+            raise PlanError(f"rank {rank}, block {number}: loops at operations {end} and behind it overlap", rank=rank)
+    inside = {position for begin, end in bodies for position in range(begin, end)}
+    for position, operation in enumerate(block):
+        if (operation.sliced and position not in inside) or (operation.name == "barrier" and position in inside):
+            wrong = "a barrier inside of a loop" if operation.name == "barrier" else "sliced outside of a loop"
+            raise PlanError(f"rank {rank}, block {number}, operation {position}: {wrong}", rank=rank)
 
 
 # name: (least, most) destinations, (least, most) sources
@@ -235,8 +265,8 @@ def _operation(plan: Plan, rank: int, operation: Operation, position: int, where
             raise PlanError(f"{where}: peers {operation.peers} repeat a rank or name this one", rank=rank)
     if operation.name == "loop" and not (plan.unit and 0 <= operation.target < position):
         raise PlanError(f"{where}: target {operation.target} is not before it, or the plan has no unit", rank=rank)
-    if operation.sliced and not plan.unit:
-        raise PlanError(f"{where}: sliced, but the plan has no unit", rank=rank)
+    if operation.name in ("switch_reduce", "switch_broadcast") and "switch" not in plan.requires:
+        raise PlanError(f"{where}: the plan doesn't require switch", rank=rank)
     _families(operation, rank, where)
 
 
@@ -251,8 +281,22 @@ def _ref(plan: Plan, rank: int, operation: Operation, ref: Ref, where: str) -> N
     _in_range("part", ref.part, plan.parts, where)
     if ref.rank != SELF:
         _in_range("rank", ref.rank, plan.ranks, where)
+        _required(plan, rank, operation, ref, where)
     if ref.rank == rank:
         raise PlanError(f"{where}: names its own rank {rank}; use {SELF}", rank=rank)
+
+
+def _required(plan: Plan, rank: int, operation: Operation, ref: Ref, where: str) -> None:
+    """A plan says what its links must offer to reach a peer's scratch, packets or user buffers."""
+    if ref.buffer in ("input", "output"):
+        accepted = {"symmetric", "direct"} if operation.name == "get" else {"symmetric"}
+    else:
+        accepted = set() if operation.name == "put" else {"mapped", "symmetric"}
+    if accepted and accepted.isdisjoint(plan.requires):
+        need = " or ".join(sorted(accepted))
+        raise PlanError(
+            f"{where}: touches {ref.buffer} of rank {ref.rank}, but the plan doesn't require {need}", rank=rank
+        )
 
 
 def _families(operation: Operation, rank: int, where: str) -> None:

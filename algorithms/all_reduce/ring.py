@@ -44,5 +44,6 @@ plugin = Algorithm(
     parts=lambda ranks: ranks,
     scratch_slots=lambda ranks: 2 * (ranks - 1),
     channels=1,
+    most_ranks=4096,
     rounds=lambda ranks: ranks - 1,
 )
