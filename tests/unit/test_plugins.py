@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import logging
 import subprocess
 import sys
@@ -13,6 +15,9 @@ import pytest
 
 from commrt.errors import Unavailable, UnknownName
 from commrt.plugins import IN_TREE, PLUGIN_API, Kind, Plugin, Registry, default_registry, discover
+
+# By its full name: commrt.cli may have a function called `plugins`.
+command = importlib.import_module("commrt.cli.plugins")
 
 GOOD = "PLUGIN_API = 1\nplugin = 'served by ' + __name__\n"
 
@@ -195,3 +200,17 @@ def test_discovery_imports_no_plugin() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_command_lists_reasons(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "default_registry", lambda: registry)
+    command.plugins()
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "transports wire in-tree 1 ok" in lines
+    assert "transports broken in-tree - unusable: ImportError: libwire.so.1 is missing" in lines
+    command.plugins(as_json=True)
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["wire"] | {"reason": None, "state": "ok", "api": 1} == rows["wire"]
+    assert rows["old"]["state"] == "unusable" and rows["old"]["api"] == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
+import json
 import logging
 import os
 import re
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +29,9 @@ from commrt.settings import (
     parse_seconds,
     registry,
 )
+
+# By its full name: commrt.cli may have a function called `env`.
+command = importlib.import_module("commrt.cli.env")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -127,6 +133,25 @@ def test_page_matches_the_registry() -> None:
 def test_page_lists_every_variable_once() -> None:
     listed = re.findall(r"^\| `(COMMRT_\w+)`", environment_markdown(), re.MULTILINE)
     assert listed == [setting.variable for setting in registry()] + list(LAUNCHER_VARIABLES)
+
+
+def test_command_shows_values_sources_and_what_is_malformed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = {"COMMRT_TIMEOUT_S": "7", "COMMRT_DEBUG": "LOUD", "COMMRT_RANK": "3"}
+    monkeypatch.setattr(os, "environ", environ)
+    with pytest.raises(typer.Exit) as exited:
+        command.env(as_json=True)
+    assert exited.value.exit_code == 1
+    rows = {row["variable"]: row for row in json.loads(capsys.readouterr().out)}
+    assert (rows["COMMRT_TIMEOUT_S"]["value"], rows["COMMRT_TIMEOUT_S"]["source"]) == (7.0, "environment")
+    assert (rows["COMMRT_SCRATCH_BYTES"]["value"], rows["COMMRT_SCRATCH_BYTES"]["source"]) == (4 << 20, "default")
+    assert "COMMRT_DEBUG='LOUD': expected one of" in rows["COMMRT_DEBUG"]["error"]
+    assert rows["COMMRT_RANK"]["value"] == "3"
+    assert "COMMRT_SIZE" not in rows
+    del environ["COMMRT_DEBUG"]
+    command.env()
+    assert re.search(r"^COMMRT_TIMEOUT_S +7 +environment +300 +Deadline", capsys.readouterr().out, re.MULTILINE)
 
 
 # --- the log ---
