@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -229,7 +230,7 @@ def _program(plan: Plan, program: RankProgram) -> None:
 def _control(rank: int, number: int, block: tuple[Operation, ...]) -> None:
     """Loops neither nest nor overlap nor hold a barrier; operations are sliced inside of loops alone."""
     bodies = [(op.target, position) for position, op in enumerate(block) if op.name == "loop"]
-    for (_, end), (begin, _) in zip(bodies, bodies[1:]):
+    for (_, end), (begin, _) in pairwise(bodies):
         if begin <= end:
             raise PlanError(f"rank {rank}, block {number}: loops at operations {end} and behind it overlap", rank=rank)
     inside = {position for begin, end in bodies for position in range(begin, end)}
@@ -249,12 +250,14 @@ _ARITY: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 
 
 def _operation(plan: Plan, rank: int, operation: Operation, position: int, where: str) -> None:
-    for kind, refs, (low, high) in zip(("destinations", "sources"), (operation.dst, operation.src), _arity(operation)):
+    for kind, refs, (low, high) in zip(
+        ("destinations", "sources"), (operation.dst, operation.src), _arity(operation), strict=True
+    ):
         if not low <= len(refs) <= high:
             raise PlanError(f"{where}: {len(refs)} {kind}, not {low}..{high}", rank=rank)
     for ref in (*operation.dst, *operation.src):
         _ref(plan, rank, operation, ref, where)
-    counts = dict(zip(("input", "output"), groups(plan.collective, plan.ranks)))
+    counts = dict(zip(("input", "output"), groups(plan.collective, plan.ranks), strict=True))
     _in_range("size index", operation.size.index, counts[operation.size.buffer], where)
     _in_range("size part", operation.size.part, plan.parts, where)
     if operation.name in ("signal", "wait"):
