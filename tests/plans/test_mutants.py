@@ -88,7 +88,7 @@ def test_swapped_shards_are_wrong_data() -> None:
 
 def test_leaving_early_is_caught() -> None:
     """The closing handshake of a direct plan, dropped on both sides."""
-    plan = ALGORITHMS["send/direct"].plan(2)
+    plan = msgspec.structs.replace(ALGORITHMS["send/direct"].plan(2), launch_class="one_way")
     plan = edited(edited(plan, 0, 0, 1, ()), 1, 0, 2, ())
     assert any("which has left" in outcome(plan, seed) for seed in SEEDS)
 
