@@ -112,7 +112,7 @@ def test_writing_the_input() -> None:
     def build(program: Program) -> None:
         program.block().reduce([mine()], [mine()], mine(), final=True)
 
-    assert "writes to the input of rank 0" in outcome(hand_written(build), 1)
+    assert "writes to the input of rank" in outcome(hand_written(build), 1)
 
 
 def test_a_false_claim_to_synchronise() -> None:
