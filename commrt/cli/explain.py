@@ -1,0 +1,42 @@
+"""`commrt explain`: which algorithm would carry a collective, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commrt.errors import CommrtError
+from commrt.plugins import default_registry
+from commrt.selection import MAX_TABLE_BYTES, Selection, default_table, load_table
+from commrt.settings import parse_nbytes
+
+
+def explain(
+    collective: Annotated[str, typer.Argument(help="all_reduce, all_gather, ...")],
+    nbytes: Annotated[str, typer.Argument(metavar="SIZE", help="Total bytes, such as 64K or 4M.")],
+    ranks: Annotated[int, typer.Option("-n", "--ranks", min=1, help="Number of ranks.")] = 2,
+    symmetric: Annotated[bool, typer.Option("--symmetric", help="For arrays made by `comm.empty`.")] = False,
+    links: Annotated[str, typer.Option(help="What the links offer, of mapped, direct, switch.")] = "mapped,direct",
+    algorithm: Annotated[str | None, typer.Option("--algo", "-a", help="Force this algorithm.")] = None,
+    precise: Annotated[bool, typer.Option("--precise", help="Prefer algorithms that round once.")] = False,
+    table: Annotated[Path | None, typer.Option(help="A selection table (YAML) instead of commrt's own.")] = None,
+) -> None:
+    """Print what would run, what else there is and why not, and where the choice changes with size."""
+    try:
+        advice = default_table() if table is None else load_table(_read(table, MAX_TABLE_BYTES))
+        selection = Selection(default_registry().usable("algorithms"), advice)
+        offered = [link.strip() for link in links.split(",") if link.strip()]
+        size = parse_nbytes(nbytes)
+        typer.echo(str(selection.explain(collective, size, ranks, symmetric, offered, algorithm, precise)))
+    except CommrtError as error:
+        typer.echo(f"commrt explain: {error}", err=True)
+        raise typer.Exit(1) from None
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _read(path: Path, limit: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(limit + 1)
