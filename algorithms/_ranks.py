@@ -30,6 +30,6 @@ def binomial_parent(virtual: int) -> int:
 
 def binomial_children(virtual: int, ranks: int) -> Iterator[int]:
     """The children of a rank in that tree, the one with the largest subtree first."""
-    for bit in reversed(range(virtual.bit_length(), (ranks - 1).bit_length())):
+    for bit in range(virtual.bit_length(), (ranks - 1).bit_length()):
         if virtual + (1 << bit) < ranks:
             yield virtual + (1 << bit)

@@ -28,13 +28,20 @@ def explain(
         advice = default_table() if table is None else load_table(_read(table, MAX_TABLE_BYTES))
         selection = Selection(default_registry().usable("algorithms"), advice)
         offered = [link.strip() for link in links.split(",") if link.strip()]
-        size = parse_nbytes(nbytes)
+        size = _size(nbytes)
         typer.echo(str(selection.explain(collective, size, ranks, symmetric, offered, algorithm, precise)))
     except CommrtError as error:
         typer.echo(f"commrt explain: {error}", err=True)
         raise typer.Exit(1) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_nbytes(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a size such as 1000, 64K or 4M") from None
 
 
 def _read(path: Path, limit: int) -> bytes:

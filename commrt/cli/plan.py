@@ -63,7 +63,7 @@ def describe(plan: Plan, rank: int | None = None) -> Iterator[str]:
     yield f"{plan.name}: {plan.collective} on {plan.ranks} ranks, {plan.launch_class}, needs {needs}"
     yield (
         f"  {plan.parts} parts, {plan.scratch_slots} scratch slots, {plan.packet_slots} packet slots, "
-        f"{plan.channels} channels, rounded {plan.rounds} times" + (f", slices of {plan.unit} B" if plan.unit else "")
+        f"{plan.channels} channels, {plan.rounds} roundings" + (f", slices of {plan.unit} B" if plan.unit else "")
     )
     yield f"  sha256 {plan.digest}"
     for program in plan.programs if rank is None else (plan.program(rank),):

@@ -80,10 +80,10 @@ def dynamic_target(call: ast.Call) -> str | None:
 
 def breach(root: Path, importer: str, target: str) -> str | None:
     """Why `importer` may not import `target`; None if it may."""
-    if target.split(".")[0] in LINKED:
+    if target.split(".", maxsplit=1)[0] in LINKED:
         return f"imports the bare name {target!r}"
     target_family, target_member = split(root, target)
-    if not importer.startswith("commrt.") and importer != "commrt" or target_family is None:
+    if (not importer.startswith("commrt.") and importer != "commrt") or target_family is None:
         return None
     family, member = split(root, importer)
     if family is None:

@@ -1,0 +1,101 @@
+// The plan interpreter: one source for CPU, CUDA and HIP. A step that can't go on leaves its cursor where it stands and
+// returns false; on a GPU that means an abort, on a CPU that the next block has its turn.
+#pragma once
+#include "movement.h"
+
+namespace commrt {
+
+CR_DEV bool do_barrier(Block& b, const Launch& L) {
+  u32 nblocks = L.program->nblocks;
+  if (nblocks == 1) return sync_block(), true;
+  if (!b.at) {
+    sync_block();
+    if (tid() == 0) add_acq_rel(&L.lane->arrived, 1);
+    b.at = 1;
+    b.barriers++;
+  }
+  while (load_acquire(&L.lane->arrived) < b.barriers * nblocks)
+    if (!patience(b, L)) return false;
+  sync_block();
+  return true;
+}
+
+CR_DEV void do_loop(Block& b, const Launch& L, const Op& op) {
+  u64 unit = L.program->unit, turns = (chunk_bytes(L, op.size_part) + unit - 1) / unit;
+  if (++b.turn < turns) b.pc = L.program->begin[b.id] + op.target - 1;  // run() adds one
+  else b.turn = 0;
+}
+
+template <class Math> CR_DEV bool step(Block& b, const Launch& L, const Op& op) {
+  switch (op.code) {
+    case COPY: return do_copy(b, L, op);
+    case PUT: return do_put(b, L, op);
+    case GET: return do_get(b, L, op);
+    case REDUCE: return Math::reduce(b, L, op);
+    case SIGNAL: return do_signal(b, L, op);
+    case WAIT: return do_wait(b, L, op);
+    case PUT_PACKETS: return do_put_packets(b, L, op);
+    case UNPACK_PACKETS: return do_unpack_packets(b, L, op);
+    case REDUCE_PACKETS: return Math::reduce_packets(b, L, op);
+    case SWITCH_REDUCE: return Math::switch_reduce(L, op);
+    case SWITCH_BROADCAST: return Math::switch_broadcast(L, op);
+    case BARRIER: return do_barrier(b, L);
+    case SYNC: return sync_block(), true;
+    default: return do_loop(b, L, op), true;
+  }
+}
+
+CR_DEV void open_block(Block& b, const Launch& L, u32 id) {
+  b.id = id;
+  b.pc = L.program->begin[id];
+  b.end = L.program->begin[id + 1];
+  b.turn = b.at = b.barriers = 0;
+  b.half = b.failure = 0;
+}
+
+// True: the block has finished this window.
+template <class Math> CR_DEV bool run(Block& b, const Launch& L) {
+  for (; b.pc < b.end; b.pc++, b.at = 0)
+    if (!step<Math>(b, L, L.program->ops[b.pc])) return false;
+  return true;
+}
+
+// Cuts the next window. Chunks start at multiples of 64 bytes of it, so that no two ranks write one line.
+CR_DEV void open_window(Launch& L, u64 first) {
+  L.first = first;
+  L.width = least(L.window, L.count - first);
+  u64 parts = L.program->parts, grain = 64 >> L.shift;
+  L.part = parts == 1 ? L.width : ((L.width + parts - 1) / parts + grain - 1) / grain * grain;
+  u64 nbytes = L.part << L.shift;
+  L.scratch_slot = (nbytes + LINE - 1) / LINE * LINE;
+  L.packet_slot = ((nbytes + 7) / 8 * PACKET + PACKET + LINE - 1) / LINE * LINE;
+}
+
+// A peer may still read, or not have read, what lies in the half that this window reuses, unless it has entered the
+// window before. Synchronising plans know; after others it is read from the peers' control blocks.
+CR_DEV bool guard(Block& b, const Launch& L) {
+  const Lane& lane = *L.lane;
+  if (lane.synced + 1 >= lane.epoch) return true;
+  return each(b, L, lane.ranks, [&](u64 rank) {
+    return rank == lane.rank || load_acquire(&lane.peers[rank].view->entered) + 1 >= lane.epoch;
+  });
+}
+
+CR_DEV void enter(Lane& lane) {
+  lane.epoch++;
+  lane.flag = lane.flag == lane.lap ? 1 : lane.flag + 1;
+  store_release(&lane.control->entered, lane.epoch);
+}
+
+// In the last two windows of a lap the flags that smaller messages skipped are wiped: nobody writes to this half before
+// the next window is entered.
+CR_DEV void leave(Lane& lane, const Launch& L) {
+  if (L.program->synchronising) lane.synced = lane.epoch;
+  lane.arrived = 0;
+  if (lane.flag + 2 <= lane.lap) return;
+  u64* half = (u64*)(lane.packets + (lane.epoch & 1) * lane.packets_half);
+  for (u64 i = tid(); i < lane.packets_half / 8; i += nthreads()) store_relaxed(half + i, 0);
+  sync_block();
+}
+
+}  // namespace commrt

@@ -1,0 +1,88 @@
+// Copies, puts, gets and plain packet movement.
+#pragma once
+#include "packets.h"
+#include "signals.h"
+
+namespace commrt {
+
+enum { GET_STEP = 1 << 20 };  // bytes of one request of a get, so that a long one gives way
+
+CR_DEV void move(char* to, const char* from, u64 nbytes) {
+  if (to == from) return;
+#if CR_GPU
+  struct alignas(16) Vector { u64 low, high; };
+  u64 vectors = (((u64)to | (u64)from) & 15) ? 0 : nbytes / 16;
+  for (u64 i = tid(); i < vectors; i += nthreads()) ((Vector*)to)[i] = ((const Vector*)from)[i];
+  for (u64 i = vectors * 16 + tid(); i < nbytes; i += nthreads()) to[i] = from[i];
+#else
+  if (nbytes) __builtin_memcpy(to, from, nbytes);
+#endif
+}
+
+CR_DEV bool do_copy(Block& b, const Launch& L, const Op& op) {
+  Extent e = extent(L, b, op);
+  const Ref* refs = L.program->refs + op.ref;
+  if (e.nbytes) move(address(L, refs[0], e.shift), address(L, refs[1], e.shift), e.nbytes);
+  return true;
+}
+
+CR_DEV bool do_put(Block& b, const Launch& L, const Op& op) {
+#if !CR_GPU
+  const Ref* refs = L.program->refs + op.ref;
+  Peer& peer = L.lane->peers[refs[0].rank];
+  if (peer.port && refs[0].buffer == SCRATCH) {
+    Extent e = extent(L, b, op);
+    if (!e.nbytes) return true;
+    u64 at = peer.scratch_at + slot_offset(L, refs[0], e.shift);
+    return port_answer(b, refs[0].rank, peer.port->put(peer.port->context, at, address(L, refs[1], e.shift), e.nbytes));
+  }
+#endif
+  return do_copy(b, L, op);
+}
+
+CR_DEV bool do_get(Block& b, const Launch& L, const Op& op) {
+#if !CR_GPU
+  if (!L.windows) {
+    const Ref* refs = L.program->refs + op.ref;
+    const Port* direct = L.lane->peers[refs[1].rank].direct;
+    Extent e = extent(L, b, op);
+    char* to = address(L, refs[0], e.shift);
+    u64 from = (u64)address(L, refs[1], e.shift);
+    u64 steps = (e.nbytes + GET_STEP - 1) / GET_STEP;
+    return each(b, L, steps, [&](u64 i) {
+      u64 at = i * GET_STEP;
+      return port_answer(b, refs[1].rank, direct->get(direct->context, to + at, from + at, least(GET_STEP, e.nbytes - at)));
+    });
+  }
+#endif
+  return do_copy(b, L, op);
+}
+
+// Packet 0 of a slot carries the writer's fingerprint, in the line that small payloads lie in: checked at no cost.
+// It does not say who wrote it: a mismatch names the culprit from the control blocks.
+CR_DEV bool do_put_packets(Block& b, const Launch& L, const Op& op) {
+  u64 nbytes = chunk_bytes(L, op.size_part), words = (nbytes + 7) / 8;
+  const char* from = nbytes ? address(L, L.program->refs[op.ref + op.ndst], 0) : nullptr;
+  Addresses to(L, op.ref, op.ndst, 0);
+  u32 flag = L.lane->flag;
+  return each(b, L, words + 1, [&](u64 i) {
+    u64 word = i ? load_word(from + 8 * (i - 1), nbytes - 8 * (i - 1)) : L.tag;
+    for (u32 k = 0; k < op.ndst; k++) put_ll16((u64*)(to[k] + PACKET * i), word, flag);
+    return true;
+  });
+}
+
+CR_DEV bool do_unpack_packets(Block& b, const Launch& L, const Op& op) {
+  u64 nbytes = chunk_bytes(L, op.size_part), words = (nbytes + 7) / 8;
+  const Ref& source = L.program->refs[op.ref + 1];
+  char* from = address(L, source, 0);
+  char* to = nbytes ? address(L, L.program->refs[op.ref], 0) : nullptr;
+  return each(b, L, words + 1, [&](u64 i) {
+    u64 word;
+    if (!get_ll16((const u64*)(from + PACKET * i), L.lane->flag, word)) return false;
+    if (i) return store_word(to + 8 * (i - 1), word, nbytes - 8 * (i - 1)), true;
+    return word == L.tag || fail(b, MISMATCH, UNKNOWN);
+  });
+}
+
+}  // namespace commrt

@@ -1,0 +1,66 @@
+"""Users' kernels on a CPU: compiled by the host's compiler, one OS thread a block."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from commrt.backend import Stream
+from commrt.errors import InvalidArgument, Unavailable
+
+HEADERS = Path(__file__).resolve().parents[2] / "algorithms" / "device"
+
+
+class CpuKernel:
+    """A function `void symbol(const commrt::KernelContext*, ...)` of a shared object; see algorithms/device/kernel.h."""
+
+    def __init__(self, library: ctypes.CDLL, symbol: str) -> None:
+        self._library = library
+        self._function = getattr(library, symbol)
+        self._function.restype = None
+
+    @classmethod
+    def build(cls, source: str, symbol: str) -> CpuKernel:
+        """Compile and load. The files are gone when this returns."""
+        compiler = next((found for name in ("g++", "clang++", "c++") if (found := shutil.which(name))), None)
+        if compiler is None:
+            raise Unavailable("no C++ compiler (g++, clang++ or c++) on PATH to build a kernel with")
+        with tempfile.TemporaryDirectory(prefix="commrt-kernel-") as folder:
+            code, shared = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+            code.write_text(source)
+            flags = ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", f"-I{HEADERS}"]
+            built = subprocess.run(
+                [compiler, *flags, str(code), "-o", str(shared)], capture_output=True, text=True, check=False
+            )
+            if built.returncode:
+                raise InvalidArgument(f"the kernel does not compile:\n{built.stderr.strip()}")
+            library = ctypes.CDLL(str(shared))
+        if not hasattr(library, symbol):
+            raise InvalidArgument(f"the kernel's source defines no extern \"C\" function {symbol!r}")
+        return cls(library, symbol)
+
+    def launch(self, blocks: int, arguments: Sequence[Any], stream: Stream | None = None) -> None:
+        """Call the function once a block, with the block's number first, then `arguments` (ctypes values)."""
+        if blocks < 1:
+            raise InvalidArgument(f"a kernel needs at least one block, not {blocks}")
+        if stream is not None:
+            stream.submit(lambda: self._run(blocks, arguments))
+        else:
+            self._run(blocks, arguments)
+
+    def _run(self, blocks: int, arguments: Sequence[Any]) -> None:
+        def block(number: int) -> None:
+            self._function(ctypes.c_uint32(number), *arguments)
+
+        threads = [threading.Thread(target=block, args=(number,)) for number in range(1, blocks)]
+        for thread in threads:
+            thread.start()
+        block(0)
+        for thread in threads:
+            thread.join()

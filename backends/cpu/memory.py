@@ -1,0 +1,58 @@
+"""Memory in anonymous files, which other processes find by process id and descriptor."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+
+from commrt.backend import MemoryKind
+from commrt.native import ffi, lib
+
+HOST = MemoryKind("host", "kernel")
+_EXPORT = struct.Struct("<IIQQ")  # process, descriptor, inode, bytes
+_PAGE = 4096
+
+
+@dataclass(eq=False)
+class SharedMemory:
+    """A mapping and the file behind it. Not inherited by forked children; `close` is idempotent."""
+
+    address: int
+    nbytes: int
+    fd: int
+    owner_pid: int
+    kind: MemoryKind = HOST
+
+    @classmethod
+    def create(cls, nbytes: int, reserve: bool) -> SharedMemory:
+        """A new one of at least `nbytes`. Raises MemoryError saying how much was asked for."""
+        size = max(_PAGE, (nbytes + _PAGE - 1) // _PAGE * _PAGE)
+        fd, address = ffi.new("int*"), ffi.new("void**")
+        error = lib.cr_memory_create(size, reserve, fd, address) if size < 1 << 62 else -12
+        if error:
+            raise MemoryError(f"can't allocate {nbytes} bytes of shareable memory: {os.strerror(-error)}")
+        lib.cr_memory_lock(fd[0])
+        return cls(int(ffi.cast("uintptr_t", address[0])), size, fd[0], os.getpid())
+
+    @classmethod
+    def open(cls, exported: bytes) -> SharedMemory:
+        """A peer's. Raises OSError or ValueError if it is not there, not this user's, or not what was exported."""
+        if len(exported) != _EXPORT.size:
+            raise ValueError(f"an export has {_EXPORT.size} bytes, not {len(exported)}")
+        pid, remote_fd, inode, nbytes = _EXPORT.unpack(exported)
+        fd, address = ffi.new("int*"), ffi.new("void**")
+        error = lib.cr_memory_open(f"/proc/{pid}/fd/{remote_fd}".encode(), nbytes, inode, fd, address)
+        if error:
+            raise OSError(-error, os.strerror(-error))
+        return cls(int(ffi.cast("uintptr_t", address[0])), nbytes, fd[0], pid)
+
+    def exported(self) -> bytes:
+        """What `open` takes, in any process that may look into this one."""
+        return _EXPORT.pack(self.owner_pid, self.fd, os.fstat(self.fd).st_ino, self.nbytes)
+
+    def close(self) -> None:
+        """Unmap and close."""
+        if self.fd >= 0:
+            lib.cr_memory_close(ffi.cast("void*", self.address), self.nbytes, self.fd)
+            self.fd = -1

@@ -1,0 +1,124 @@
+// The C interface of the native core: what Python sees through cffi, and what a C library can call without Python.
+// Functions that return int answer CR_OK or one of the codes below; none throws.
+#pragma once
+#ifdef __cplusplus
+extern "C" {
+#endif
+// CDEF BEGIN
+enum cr_code {
+  CR_OK = 0, CR_PENDING = 1, CR_NEED_PLAN = 2, CR_NO_MEMORY = 3, CR_INVALID = 4,
+  CR_MISMATCH = 10, CR_PEER_LOST = 11, CR_TIMEOUT = 12, CR_ABORTED = 13, CR_DEADLOCK = 14, CR_TRANSPORT = 15,
+  CR_BOUNDS = 16, CR_CLOSED = 17
+};
+
+typedef struct cr_engine cr_engine;
+typedef struct cr_comm cr_comm;
+typedef struct cr_lane cr_lane;
+typedef struct cr_launch cr_launch;
+typedef struct cr_program cr_program;
+typedef struct cr_group cr_group;
+
+typedef struct {
+  unsigned char code, flags, channel, size_buffer;
+  unsigned int ndst, nsrc, ref, peer, npeers, size_index, size_part, target;
+} cr_op;
+typedef struct { unsigned char buffer; int rank; unsigned int index, part; } cr_ref;
+
+typedef struct {
+  const cr_op* ops; unsigned int nops;
+  const cr_ref* refs; unsigned int nrefs;
+  const unsigned int* peers; unsigned int npeers;
+  const unsigned int* begin; unsigned int nblocks;
+  unsigned int parts, scratch_slots, packet_slots, synchronising, id;
+  unsigned long long unit;
+} cr_plan;
+
+// Sizes of a rank's segment, the same on all ranks of a communicator.
+typedef struct {
+  unsigned int ranks;
+  unsigned long long scratch_half, packets_half;           // of the collective lane
+  unsigned long long pair_scratch_half, pair_packets_half; // of each point-to-point lane
+} cr_shape;
+unsigned long long cr_segment_bytes(const cr_shape*);
+
+typedef struct {
+  void* context;
+  int (*put)(void*, unsigned long long, const void*, unsigned long long);
+  int (*signal)(void*, unsigned long long, unsigned long long);
+  int (*get)(void*, void*, unsigned long long, unsigned long long);
+  int (*flush)(void*);
+  int (*poll)(void*);
+} cr_port;
+
+typedef struct {
+  cr_shape shape;
+  unsigned int rank;
+  char* segment;               // this rank's, zeroed, page-aligned; outlives the communicator
+  unsigned long long epoch;    // of the first window, minus one
+  unsigned int lap;            // packet flags run 1..lap; even
+  unsigned int oversubscribed; // more local ranks than cpus
+} cr_config;
+
+// One rank's error, with both sides of a mismatch.
+typedef struct {
+  unsigned int code, peer, block, operation, op_code, channel, waits_for;
+  unsigned long long sequence, peer_sequence, nbytes;
+  unsigned long long mine[4], theirs[4];   // tag, what, count, root
+} cr_failure;
+
+cr_engine* cr_engine_new(void);
+void cr_engine_free(cr_engine*);
+cr_group* cr_group_new(unsigned int ranks);   // communicators of one process and engine, each other's only peers
+void cr_group_free(cr_group*);
+unsigned int cr_group_deadlock(cr_group*, unsigned int rank, cr_failure*); // where each rank stood; 0: there was none
+
+cr_comm* cr_comm_new(cr_engine*, const cr_config*, cr_group*);
+void cr_comm_free(cr_comm*);
+// The peer's segment as mapped here (or null), a port to it (or null), a port that reads its ordinary memory (or null),
+// and a descriptor whose lock its process holds while it lives (or -1). Ports are borrowed.
+int cr_comm_connect(cr_comm*, unsigned int peer, char* segment, const cr_port* port, const cr_port* direct, int life);
+// Symmetric memory: where a rank's segment is mapped here. Size 0: gone. Under no operation in flight.
+int cr_comm_window(cr_comm*, unsigned int peer, unsigned int segment, unsigned long long base, unsigned long long size);
+void cr_comm_abort(cr_comm*);
+int cr_comm_state(cr_comm*);                  // CR_OK, or the code that broke it
+void cr_comm_failure(cr_comm*, cr_failure*);
+int cr_comm_close(cr_comm*, double timeout_s); // lets accepted work finish, then tells the peers
+
+cr_lane* cr_comm_collectives(cr_comm*);
+cr_lane* cr_comm_pair(cr_comm*, unsigned int peer, int send);
+
+int cr_program_new(cr_lane*, const cr_plan*, cr_program** out);
+// Routes: which program serves up to so many bytes. `root` beyond 0 only for rooted collectives. Owned by the lane.
+int cr_lane_route(cr_lane*, unsigned int collective, unsigned int symmetric, unsigned int root,
+                  const unsigned long long* most_bytes, cr_program* const* programs, unsigned int n);
+
+typedef struct {
+  cr_program* program;         // null: by route
+  unsigned int collective, dtype, reduction, root;
+  void *input, *output;        // symmetric memory is known by its address
+  unsigned long long count;    // elements of a group
+} cr_call;
+
+// Runs an operation to its end. CR_PENDING: not within `slice_s`; *pending is its handle, to wait on and release.
+int cr_run(cr_lane*, const cr_call*, double timeout_s, double slice_s, cr_launch** pending);
+int cr_collective(cr_lane*, unsigned int collective, unsigned int dtype, unsigned int reduction, unsigned int root,
+                  const void* input, void* output, unsigned long long count, double timeout_s, cr_launch** pending);
+int cr_start(cr_lane*, const cr_call*, double timeout_s, cr_launch** out);
+int cr_wait(cr_launch*, double timeout_s);    // CR_PENDING: not within the timeout
+int cr_poll(cr_launch*);
+void cr_release(cr_launch*);                  // the handle; the launch itself runs on
+int cr_engine_progress_thread(cr_engine*);    // from now on progress needs no waiter
+
+// Ports over this machine's own memory. The context is the peer's process id, by value.
+void cr_port_same_process(cr_port*);
+void cr_port_process_vm(cr_port*, int pid);
+
+// Shareable memory: 0 or a negative errno. A reserved one has all its pages. The lock says that its owner lives.
+int cr_memory_create(unsigned long long nbytes, int reserve, int* fd, void** address);
+int cr_memory_open(const char* path, unsigned long long nbytes, unsigned long long inode, int* fd, void** address);
+int cr_memory_lock(int fd);
+void cr_memory_close(void* address, unsigned long long nbytes, int fd);
+// CDEF END
+#ifdef __cplusplus
+}
+#endif

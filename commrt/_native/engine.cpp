@@ -1,0 +1,406 @@
+#include "engine.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+using namespace commrt;
+
+namespace {
+
+constexpr u32 SPINS = 100, YIELDS = 200, PORT_NAP_US = 50;  // idle passes before each step up; see docs/architecture.md
+constexpr i64 NAP_NS = 1000000, LIFE_NS = 20000000;
+
+u32 code_of(u32 failure) {
+  if (failure == MISMATCH) return CR_MISMATCH;
+  return failure == BOUNDS ? CR_BOUNDS : CR_TRANSPORT;
+}
+
+void futex_wait(u32* word, u32 seen, i64 ns) {
+  timespec t{(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+  syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, nullptr, 0);
+}
+void futex_wake(u32* word, int n) { syscall(SYS_futex, word, FUTEX_WAKE, n, nullptr, nullptr, 0); }
+
+// The kernel drops the lock of a process that is gone, whatever its pid namespace.
+bool lives(int fd) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_len = 1;
+  return fcntl(fd, F_GETLK, &lock) < 0 || lock.l_type != F_UNLCK;
+}
+
+}  // namespace
+
+i64 commrt::now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+void SpinLock::sched_yield_once() { sched_yield(); }
+
+cr_engine::~cr_engine() {
+  stop_ = true;
+  {
+    std::lock_guard<std::mutex> hold(thread_lock_);
+    thread_wake_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+// ---- queues ----------------------------------------------------------------------------------------------------------
+
+cr_launch* cr_engine::take() {
+  std::lock_guard<SpinLock> hold(gate_);
+  if (free_.empty()) {
+    pool_.push_back(std::make_unique<cr_launch>());
+    free_.reserve(pool_.capacity());
+    free_.push_back(pool_.back().get());
+  }
+  cr_launch* w = free_.back();
+  free_.pop_back();
+  return w;
+}
+
+void cr_engine::release(cr_launch* w) {
+  if (w->owners.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  std::lock_guard<SpinLock> hold(gate_);
+  free_.push_back(w);
+}
+
+int cr_engine::submit(cr_lane& lane, cr_launch* w) {
+  w->lane = &lane;
+  w->next = nullptr;
+  w->phase = cr_launch::WAITING;
+  w->sequence = w->announced = 0;
+  w->deadline_ns = 0;
+  w->lost_once = false;
+  w->state.store(CR_PENDING, std::memory_order_relaxed);
+  w->owners.store(2, std::memory_order_relaxed);
+  std::lock_guard<SpinLock> hold(gate_);
+  if (lane.comm->state.load(std::memory_order_relaxed)) return CR_CLOSED;
+  if (lane.tail) lane.tail->next = w;
+  else {
+    lane.head = w;
+    incoming_.push_back(&lane);
+    has_incoming_.store(true, std::memory_order_relaxed);
+  }
+  lane.tail = w;
+  in_flight_.fetch_add(1, std::memory_order_relaxed);
+  return CR_OK;
+}
+
+void cr_engine::adopt() {
+  if (!has_incoming_.load(std::memory_order_relaxed)) return;
+  std::lock_guard<SpinLock> hold(gate_);
+  for (cr_lane* lane : incoming_) active_.push_back({lane, lane->head});
+  incoming_.clear();
+  has_incoming_.store(false, std::memory_order_relaxed);
+}
+
+// Takes the head of its lane out of the queue; answers what follows it.
+cr_launch* cr_engine::finish(cr_lane& lane, cr_launch* w, int state) {
+  cr_launch* next;
+  {
+    std::lock_guard<SpinLock> hold(gate_);
+    next = lane.head = w->next;
+    if (!next) lane.tail = nullptr;
+  }
+  in_flight_.fetch_sub(1, std::memory_order_relaxed);
+  w->state.store(state, std::memory_order_release);
+  release(w);
+  if (waiting_.load(std::memory_order_relaxed)) wake_waiters();
+  return next;
+}
+
+void cr_engine::wake_waiters() {
+  turn_.fetch_add(1, std::memory_order_release);
+  futex_wake((u32*)&turn_, 1 << 30);
+}
+
+// ---- driving ---------------------------------------------------------------------------------------------------------
+
+bool cr_engine::run(u32 index, bool alone) {
+  cr_lane& lane = *active_[index].lane;
+  bool moved = false;
+  while (cr_launch* w = active_[index].launch) {
+    bool finished = false;
+    moved |= advance(*w, alone, finished);
+    if (finished) {
+      active_[index].launch = finish(lane, w, CR_OK);
+      continue;
+    }
+    cr_failure f{};
+    if (block_failure(*w, f)) return fail(*lane.comm, f), true;
+    break;
+  }
+  return moved;
+}
+
+bool cr_engine::pass() {
+  adopt();
+  bool moved = false, alone = active_.size() == 1;
+  for (u32 i = 0; i < active_.size(); i++) {
+    cr_comm& comm = *active_[i].lane->comm;
+    if (comm.has_ports) moved |= comm.poll_ports();
+    moved |= run(i, alone && !comm.config.oversubscribed);
+  }
+  auto idle = [](const Running& r) { return !r.launch; };
+  active_.erase(std::remove_if(active_.begin(), active_.end(), idle), active_.end());
+  return moved;
+}
+
+template <class Stop> void cr_engine::drive(Stop stop, i64 limit) {
+  for (u32 idle = 0; !stop();) {
+    if (pass()) { idle = 0; continue; }
+    if (stop()) return;
+    u32 spins = oversubscribed() ? 0 : SPINS;
+    if (idle == 0) ring_all();
+    if (++idle < spins) { relax(); continue; }
+    if (idle < spins + YIELDS) { sched_yield(); continue; }
+    i64 now = now_ns();
+    if (now > limit) return;
+    look(now);
+    if (sleep()) idle = 0;
+  }
+}
+
+// Announces, looks once more, sleeps. True: something moved meanwhile.
+bool cr_engine::sleep() {
+  cr_comm* comm = active_.empty() ? nullptr : active_[0].lane->comm;
+  Doorbell* own = comm ? comm->doorbell(comm->config.rank) : nullptr;
+  Doorbell* all = comm ? comm->doorbell(0) : nullptr;
+  if (!own || !all || comm->has_ports) {
+    usleep(PORT_NAP_US);
+    return false;
+  }
+  u32 seen = __atomic_load_n(&own->bell, __ATOMIC_ACQUIRE);
+  __atomic_store_n(&own->asleep, 1, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&all->sleepers, 1, __ATOMIC_SEQ_CST);
+  bool moved = pass();
+  if (!moved) futex_wait(&own->bell, seen, NAP_NS);
+  __atomic_fetch_sub(&all->sleepers, 1, __ATOMIC_RELAXED);
+  __atomic_store_n(&own->asleep, 0, __ATOMIC_RELAXED);
+  return moved;
+}
+
+// Our signals come before this look at who sleeps; a sleeper announces itself, then polls once more.
+void cr_engine::ring(cr_comm& comm) {
+  Doorbell* all = comm.doorbell(0);
+  if (!all) return;
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  if (!__atomic_load_n(&all->sleepers, __ATOMIC_RELAXED)) return;
+  for (u32 rank = 0; rank < comm.config.shape.ranks; rank++)
+    if (rank != comm.config.rank) nudge(comm.doorbell(rank));
+}
+
+void cr_engine::nudge(Doorbell* bell) {
+  if (!bell || !__atomic_load_n(&bell->asleep, __ATOMIC_RELAXED)) return;
+  __atomic_fetch_add(&bell->bell, 1, __ATOMIC_RELEASE);
+  futex_wake(&bell->bell, 1 << 30);
+}
+
+void cr_engine::ring_all() {
+  for (const Running& r : active_) ring(*r.lane->comm);
+}
+
+bool cr_engine::oversubscribed() const {
+  for (const Running& r : active_)
+    if (r.lane->comm->config.oversubscribed) return true;
+  return false;
+}
+
+// ---- trouble ---------------------------------------------------------------------------------------------------------
+
+bool cr_engine::block_failure(const cr_launch& w, cr_failure& f) {
+  if (w.phase != cr_launch::RUNNING) return false;
+  for (u32 k = 0; k < w.launch.program->nblocks; k++) {
+    u32 why = w.blocks[k].failure, culprit = w.blocks[k].culprit;
+    if (!why) continue;
+    explain(w, f);
+    f.code = code_of(why);
+    f.peer = UNKNOWN;
+    if (culprit != UNKNOWN) describe(w, culprit, f);
+    else blame(w, f);
+    return true;
+  }
+  return false;
+}
+
+void cr_engine::fail(cr_comm& comm, const cr_failure& f) {
+  {
+    std::lock_guard<SpinLock> hold(gate_);
+    if (comm.state.load(std::memory_order_relaxed)) return;
+    comm.failure = f;
+    comm.state.store(f.code, std::memory_order_release);
+  }
+  comm.publish_state(f.code, f.sequence, f.peer);
+  abandon(comm, f.code);
+  ring(comm);
+}
+
+// Looks at everything that can keep a head from ending well. Rare: only when nothing has moved for a while.
+void cr_engine::look(i64 now) {
+  for (u32 i = 0; i < active_.size(); i++) {
+    cr_comm& comm = *active_[i].lane->comm;
+    if (now - comm.lives_ns > LIFE_NS) {
+      comm.lives_ns = now;
+      for (u32 rank = 0; rank < comm.life.size(); rank++)
+        if (comm.life[rank] >= 0 && !comm.dead[rank]) comm.dead[rank] = !lives(comm.life[rank]);
+      if (comm.has_ports) comm.push_controls();
+    }
+    cr_failure f{};
+    if (!active_[i].launch) continue;
+    f.code = check(*active_[i].launch, now, f);
+    if (f.code) fail(comm, f);
+  }
+  find_deadlock();
+}
+
+// All of a group's ranks are here, each has an operation under way, and a whole pass has moved none of them.
+void cr_engine::find_deadlock() {
+  if (pass()) return;
+  for (u32 i = 0; i < active_.size(); i++) {
+    cr_group* group = active_[i].lane->comm->group;
+    if (!group || group->found || !all_stuck(*group)) continue;
+    group->found = 1;
+    for (const Running& r : active_)
+      if (r.lane->comm->group == group && r.lane->kind == COLLECTIVE) explain(*r.launch, group->stuck[r.lane->comm->config.rank]);
+    for (u32 k = 0; k < active_.size(); k++) {
+      cr_comm& comm = *active_[k].lane->comm;
+      if (comm.group != group || active_[k].lane->kind != COLLECTIVE) continue;
+      cr_failure f = group->stuck[comm.config.rank];
+      f.code = CR_DEADLOCK;
+      f.peer = f.waits_for;
+      fail(comm, f);
+    }
+  }
+}
+
+bool cr_engine::all_stuck(const cr_group& group) const {
+  u32 stuck = 0;
+  for (const Running& r : active_)
+    stuck += r.launch && r.lane->comm->group == &group && r.lane->kind == COLLECTIVE && !r.lane->comm->has_ports;
+  return stuck == group.ranks && !has_incoming_.load(std::memory_order_relaxed);
+}
+
+void cr_engine::abort(cr_comm& comm) {
+  __atomic_store_n(&comm.abort, 1, __ATOMIC_RELEASE);
+  nudge(comm.doorbell(comm.config.rank));
+  if (!claim_.try_lock()) return;  // whoever drives will see it
+  cr_failure f{};
+  f.code = CR_ABORTED;
+  f.peer = f.waits_for = f.block = f.operation = f.op_code = UNKNOWN;
+  fail(comm, f);
+  release_claim();
+}
+
+// ---- waiting ---------------------------------------------------------------------------------------------------------
+
+void cr_engine::release_claim() {
+  claim_.unlock();
+  if (waiting_.load(std::memory_order_seq_cst)) wake_waiters();
+}
+
+int cr_engine::wait(cr_launch* w, i64 limit) {
+  auto done = [w] { return w->state.load(std::memory_order_acquire) != CR_PENDING; };
+  bool counted = false;
+  while (!done()) {
+    u32 seen = turn_.load(std::memory_order_acquire);
+    if (claim_.try_lock()) {
+      drive(done, limit);
+      cr_comm* comm = w->lane->comm;
+      if (done()) ring(*comm);
+      release_claim();
+    } else {
+      if (!counted) waiting_.fetch_add(1, std::memory_order_seq_cst), counted = true;
+      if (!done()) futex_wait((u32*)&turn_, seen, NAP_NS);
+    }
+    if (limit != INT64_MAX && now_ns() > limit) break;
+  }
+  if (counted) waiting_.fetch_sub(1, std::memory_order_relaxed);
+  return w->state.load(std::memory_order_acquire);
+}
+
+void cr_engine::nudge_progress(cr_comm& comm) {
+  if (claim_.try_lock()) {
+    if (pass()) ring_all();
+    release_claim();
+  } else nudge(comm.doorbell(comm.config.rank));
+  if (!thread_.joinable()) return;
+  std::lock_guard<std::mutex> hold(thread_lock_);
+  thread_wake_.notify_one();
+}
+
+bool cr_engine::busy(cr_comm& comm) {
+  std::lock_guard<SpinLock> hold(gate_);
+  bool any = comm.collectives.head;
+  for (const auto& pair : comm.pairs) any |= pair && pair->head;
+  return any;
+}
+
+bool cr_engine::drain(cr_comm& comm, i64 limit) {
+  while (busy(comm)) {
+    if (claim_.try_lock()) {
+      drive([&] { return !busy(comm); }, limit);
+      release_claim();
+    } else usleep(PORT_NAP_US);
+    if (now_ns() > limit) return false;
+  }
+  return true;
+}
+
+// Accepted work is finished first; a one-way sender learns here that its peer has refused what it sent.
+int cr_engine::close(cr_comm& comm, i64 limit) {
+  bool drained = drain(comm, limit);
+  int code = comm.state.load(std::memory_order_acquire);
+  if (code == CR_OK) {
+    std::lock_guard<SpinLock> hold(gate_);
+    comm.state.store(CR_CLOSED, std::memory_order_release);
+  }
+  while (!claim_.try_lock()) sched_yield();
+  cr_failure f{};
+  if (code == CR_OK) comm.publish_state(drained ? CR_CLOSED : CR_PEER_LOST, comm.collectives.sequence, UNKNOWN);
+  if (!drained) abandon(comm, CR_CLOSED);
+  if (code == CR_OK && comm.complaint(f)) comm.failure = f, code = f.code;
+  ring(comm);
+  release_claim();
+  return code ? code : drained ? CR_OK : CR_TIMEOUT;
+}
+
+void cr_engine::abandon(cr_comm& comm, int code) {
+  adopt();
+  for (Running& r : active_)
+    while (r.lane->comm == &comm && r.launch) r.launch = finish(*r.lane, r.launch, code);
+}
+
+void cr_engine::start_thread() {
+  std::lock_guard<std::mutex> hold(thread_lock_);
+  if (!thread_.joinable()) thread_ = std::thread([this] { background(); });
+}
+
+// Drives where nobody waits; whoever waits drives better, so it gives way to them.
+void cr_engine::background() {
+  auto stop = [this] { return stop_ || !in_flight_.load() || waiting_.load(); };
+  while (!stop_) {
+    {
+      std::unique_lock<std::mutex> hold(thread_lock_);
+      auto wanted = [this] { return stop_ || in_flight_.load(); };
+      thread_wake_.wait_for(hold, std::chrono::milliseconds(in_flight_.load() ? 1 : 200), wanted);
+    }
+    if (stop() || !claim_.try_lock()) {
+      if (!stop_ && in_flight_.load()) usleep(NAP_NS / 1000);
+      continue;
+    }
+    drive(stop, INT64_MAX);
+    ring_all();
+    release_claim();
+  }
+}

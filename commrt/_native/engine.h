@@ -1,0 +1,62 @@
+// The process's progress: whoever waits drives every launch in flight; a thread of its own does where nobody waits.
+// One driver at a time holds the claim; queues and the pool are guarded by the gate.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "comm.h"
+
+struct cr_engine {
+  ~cr_engine();
+  cr_launch* take();                                // from the pool
+  void release(cr_launch*);                         // one of its two owners lets go
+  int submit(cr_lane&, cr_launch*);                 // CR_OK, or CR_CLOSED if the communicator is broken
+  int wait(cr_launch*, i64 limit_ns);       // its state; CR_PENDING when the limit passes
+  bool drain(cr_comm&, i64 limit_ns);       // true: nothing of it is in flight any more
+  int close(cr_comm&, i64 limit_ns);
+  void abort(cr_comm&);
+  void nudge_progress(cr_comm&);                    // something was submitted that nobody waits for
+  void start_thread();
+  commrt::SpinLock& gate() { return gate_; }
+
+ private:
+  struct Running { cr_lane* lane; cr_launch* launch; };
+
+  // Under the claim:
+  void adopt();
+  bool pass();                                      // every active lane once; true: something moved
+  bool run(u32 index, bool alone);
+  template <class Stop> void drive(Stop stop, i64 limit_ns);
+  bool sleep();
+  void look(i64 now);
+  void find_deadlock();
+  bool all_stuck(const cr_group&) const;
+  void fail(cr_comm&, const cr_failure&);
+  void abandon(cr_comm&, int code);                 // ends all it has in flight
+  cr_launch* finish(cr_lane&, cr_launch*, int state);
+  bool oversubscribed() const;
+  void ring_all();
+
+  static bool block_failure(const cr_launch&, cr_failure&);
+  static void ring(cr_comm&);
+  static void nudge(commrt::Doorbell*);
+  bool busy(cr_comm&);
+  void release_claim();
+  void wake_waiters();
+  void background();
+
+  commrt::SpinLock gate_, claim_;
+  std::vector<Running> active_;                     // the driver's
+  std::vector<cr_lane*> incoming_;
+  std::atomic<bool> has_incoming_{false};
+  std::vector<std::unique_ptr<cr_launch>> pool_;
+  std::vector<cr_launch*> free_;
+  std::atomic<u32> in_flight_{0}, waiting_{0}, turn_{0};
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+  std::mutex thread_lock_;
+  std::condition_variable thread_wake_;
+};

@@ -1,0 +1,105 @@
+"""The backend contract: a kind of device. Capabilities are data.
+
+A backend is one module under `commrt/backends/` (or an entry point in `commrt.backends`) exporting `plugin`, an object
+that satisfies `Backend`. It is looked up by name and knows no transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+Coherence = Literal["kernel", "launch"]
+
+
+@dataclass(frozen=True)
+class MemoryKind:
+    """A kind of memory. `kernel`-coherent: peers' writes are seen while a kernel runs; `launch`: only at its boundaries.
+
+    What peers write or read during a launch must be `kernel`-coherent: binding refuses or stages any other.
+    """
+
+    name: str
+    coherence: Coherence
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found: devices, or the reason there are none."""
+
+    devices: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Memory(Protocol):
+    """Memory that a backend allocated or opened. Owned by whoever asked for it; `close` is idempotent."""
+
+    address: int
+    nbytes: int
+    kind: MemoryKind
+
+    def close(self) -> None:
+        """Give it back. Nothing may use the address afterwards."""
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block the host until the stream has passed it. False when the timeout passes first."""
+
+    def done(self) -> bool:
+        """Whether the stream has passed it."""
+
+
+class Stream(Protocol):
+    """An ordered queue of work on a device. Callable from any thread."""
+
+    def submit(self, work: Callable[[], Any]) -> Event:
+        """Queue `work` behind everything queued so far. What it raises is kept for `synchronize`."""
+
+    def wait_event(self, event: Event) -> None:
+        """Hold what is queued from now on until `event` has passed."""
+
+    def record(self) -> Event:
+        """An event behind everything queued so far."""
+
+    def synchronize(self) -> None:
+        """Block until the queue is empty; raises the first error of the work since the last call."""
+
+
+class Kernel(Protocol):
+    """A user's compiled kernel."""
+
+    def launch(self, blocks: int, arguments: Sequence[Any], stream: Stream | None = None) -> None:
+        """Run it on `blocks` thread blocks. Without a stream, returns when all have finished."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A kind of device. Callable from any thread."""
+
+    name: str
+    memory_kinds: tuple[MemoryKind, ...]
+
+    def probe(self) -> Probe:
+        """What is here. Never raises."""
+
+    def allocate(self, nbytes: int, kind: str | None = None) -> Memory:
+        """Zeroed, page-aligned memory that can be exported. Raises MemoryError."""
+
+    def export(self, memory: Memory) -> bytes:
+        """What another process of this host opens `memory` with."""
+
+    def open(self, exported: bytes) -> Memory:
+        """Map a peer's memory. Raises TransportError if it is not what it claims to be."""
+
+    def copy(self, to: int, source: int, nbytes: int, stream: Stream | None = None) -> None:
+        """Copy between addresses of this device."""
+
+    def stream(self) -> Stream:
+        """A new stream."""
+
+    def build(self, source: str, symbol: str) -> Kernel:
+        """Compile a user's kernel, written against `algorithms/device/`, and find `symbol` in it."""

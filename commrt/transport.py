@@ -1,0 +1,115 @@
+"""The transport contract: a kind of link.
+
+A transport is one module under `commrt/transports/` (or an entry point in `commrt.transports`) exporting `plugin`, an
+object that satisfies `Transport`. Joining two ranks: each opens an endpoint and publishes its address; each asks
+whether it can reach the other's; each registers its segment and publishes the key; each connects.
+
+A connection is *mapped* (the peer's memory can be loaded and stored: `mapped` is its address here) or a *port*
+(requests go to a queue that something else drains), or mapped for registered memory and a port for all other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from commrt.backend import Backend, Memory, MemoryKind, Probe
+
+Exchange = Callable[[bytes], Sequence[bytes]]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Who opens an endpoint, and for which communicator. `token` is the same on all its ranks and unlike any other's."""
+
+    rank: int
+    size: int
+    token: bytes
+    backend: Backend
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """An estimate for a link, to choose among several: microseconds, and 1e9 bytes per second."""
+
+    latency_us: float
+    bandwidth_gbps: float
+
+
+class Port(Protocol):
+    """A queue of requests to one peer, written in Python. Called by one thread at a time.
+
+    Each request answers 1 (taken; or, for flush, done), 0 (full: asked again later), or raises, which ends the link.
+    Offsets count from the start of the peer's registered segment. A signal is an absolute value, seen by the peer after
+    every put before it. The source of a put may be reused once flush has answered 1.
+    """
+
+    def put(self, offset: int, source: memoryview) -> int:
+        """Write `source` there."""
+
+    def signal(self, offset: int, value: int) -> int:
+        """Write the 8-byte little-endian `value` there, behind every put before it."""
+
+    def flush(self) -> int:
+        """Whether the sources of all puts may be reused."""
+
+    def poll(self) -> int:
+        """Drain and apply what has come in, send what is queued. 1 if anything moved, else 0."""
+
+
+@runtime_checkable
+class Connection(Protocol):
+    """Two joined ranks, as one of them sees it. Owned by the endpoint.
+
+    mapped: address of the peer's segment in this process, or None. port: a Python `Port`, or the `cr_port` struct of
+    native code, or None. direct: a `cr_port` whose `get` reads the peer's ordinary memory, or None. life: a descriptor
+    whose lock the peer's process holds for as long as it lives, or -1.
+    """
+
+    mapped: int | None
+    port: Any
+    direct: Any
+    life: int
+
+    def open(self, key: bytes) -> Memory:
+        """Map more of the peer's registered memory. Mapped connections only. Raises TransportError."""
+
+    def close(self) -> None:
+        """Idempotent."""
+
+
+class Endpoint(Protocol):
+    """This rank's end of a kind of link."""
+
+    address: bytes
+
+    def reach(self, rank: int, address: bytes) -> Reach | None:
+        """Whether the endpoint at `address` can be joined; None if not."""
+
+    def register(self, memory: Memory) -> bytes:
+        """Let peers at this rank's memory; the key is what they open it with. It stays registered until close."""
+
+    def connect(self, rank: int, address: bytes, key: bytes) -> Connection:
+        """Join. `key` is of the peer's segment. Raises TransportError."""
+
+    def group(self, members: Sequence[int], exchange: Exchange) -> frozenset[str]:
+        """Join all members at once. Collective; answers what the group adds, such as {"switch"}, the same on all."""
+
+    def close(self) -> None:
+        """Idempotent; closes its connections."""
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """A kind of link. `memory_kinds` are those it adds to the backend's."""
+
+    name: str
+    memory_kinds: tuple[MemoryKind, ...]
+
+    def probe(self) -> Probe:
+        """Whether it can serve here. Never raises."""
+
+    def open(self, context: Context) -> Endpoint:
+        """An endpoint for one communicator. Raises TransportError."""
