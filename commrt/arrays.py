@@ -52,8 +52,7 @@ def as_buffer(obj: Any, *, writable: bool) -> Buffer:
 _Reader = Callable[[Any, bool], Buffer]
 
 
-@functools.lru_cache(maxsize=256)
-def _reader(cls: type) -> _Reader:
+def _choose_reader(cls: type) -> _Reader:
     if _is_a(cls, "numpy", "ndarray"):
         return _refuse_masked if hasattr(cls, "mask") else _from_numpy
     if _is_a(cls, "torch", "Tensor"):
@@ -63,6 +62,11 @@ def _reader(cls: type) -> _Reader:
     if hasattr(cls, "__cuda_array_interface__"):
         return _from_cuda_array_interface
     return _from_buffer_protocol
+
+
+# Bounded, so that classes made by the thousand don't live for ever.
+_cached_reader = functools.lru_cache(maxsize=256)(_choose_reader)
+_reader: Callable[[type], _Reader] = _cached_reader
 
 
 def _is_a(cls: type, module: str, name: str) -> bool:
@@ -86,7 +90,10 @@ def _from_numpy(array: Any, writable: bool) -> Buffer:
     if writable and not flags.writeable:
         raise _read_only(array)
     dtype = _numpy_dtype(array.dtype)
-    address = _pointer_at(id(array) + _HEADER_NBYTES).value if _IS_CPYTHON else array.__array_interface__["data"][0]
+    if _IS_CPYTHON:
+        address = _pointer_at(id(array) + _HEADER_NBYTES).value or 0
+    else:
+        address = array.__array_interface__["data"][0]
     return Buffer(address, array.nbytes, array.size, dtype, "cpu", array.shape, array)
 
 
@@ -299,14 +306,14 @@ def _from_buffer_protocol(obj: Any, writable: bool) -> Buffer:
             "__cuda_array_interface__ or the buffer protocol"
         ) from error
     if not view.c_contiguous:
-        raise _not_contiguous(obj, view.shape)
+        raise _not_contiguous(obj, view.shape or ())
     if writable and view.readonly:
         raise _read_only(obj)
     swapped = view.format[0] in "<>!" and view.format[0] not in _NATIVE_ORDER
     kind = _BUFFER_KINDS.get(view.format.lstrip("@=<>!"))
     dtype = _sized(kind, view.itemsize, swapped, f"buffer format {view.format!r}")
     # The memoryview holds an export: a bytearray can't be resized under it.
-    return _described(_view_address(view), dtype, "cpu", view.shape, view)
+    return _described(_view_address(view), dtype, "cpu", view.shape or (), view)
 
 
 def _view_address(view: memoryview) -> int:

@@ -19,6 +19,7 @@ import threading
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from commrt import __version__
 from commrt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class DebugHandler(logging.StreamHandler):  # type: ignore[type-arg]  # as above
     """The handler that `configure` adds, to stderr or to a file that it owns; a logger carries at most one."""
 
     def __init__(self, path: str | None = None) -> None:
-        self._file = None if path is None else open(path, "a", encoding="utf-8", errors="backslashreplace")
+        self._file = None if path is None else open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
         super().__init__(self._file)
 
     def close(self) -> None:
@@ -113,6 +114,7 @@ def configure(settings: Settings, rank: int | None = None) -> DebugHandler | Non
     logger.addHandler(handler)
     # Handlers of the program itself still get the warnings that VERSION keeps out of ours.
     logger.setLevel(min(_THRESHOLDS[settings.debug], logging.WARNING))
+    RankLogger("init", rank).log(VERSION, "commrt %s", __version__)
     return handler
 
 

@@ -47,7 +47,8 @@ def probe(module: str, path: Path) -> Probed:
 
 def package_root() -> Path:
     spec = importlib.util.find_spec("commrt")
-    assert spec is not None and spec.submodule_search_locations is not None
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
     return Path(spec.submodule_search_locations[0]).parent
 
 

@@ -109,7 +109,7 @@ def test_unusable_plugin_says_why_each_time(registry: Registry, name: str, reaso
         with pytest.raises(Unavailable, match=rf"transport '{name}' \(in-tree\) can't be used: .*{reason}"):
             registry.require("transports", name)
     record = next(plugin for plugin in registry.plugins() if plugin.name == name)
-    assert record.error is not None and reason in record.error
+    assert reason in str(record.error)
 
 
 def test_unusable_plugins_leave_the_others_alone(registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,15 +182,12 @@ def test_damaged_distribution_is_not_fatal(
     assert "no outside plugins" in caplog.text
 
 
-def test_every_in_tree_plugin_keeps_the_contract() -> None:
-    """Each either loads or is Unavailable with a reason; none is dropped or crashes the listing."""
-    for plugin in default_registry().plugins():
-        try:
-            assert plugin.load() is not None
-            assert plugin.api_version == PLUGIN_API
-        except Unavailable as error:
-            assert plugin.error and plugin.error in str(error)
-            assert plugin.origin != IN_TREE or plugin.kind in ("transports", "backends", "providers")
+@pytest.mark.parametrize("plugin", default_registry().plugins(), ids=lambda plugin: f"{plugin.kind}/{plugin.name}")
+def test_every_in_tree_plugin_loads(plugin: Plugin) -> None:
+    if plugin.origin != IN_TREE:
+        pytest.skip(f"it belongs to {plugin.origin}")
+    assert plugin.load() is not None
+    assert plugin.api_version == PLUGIN_API
 
 
 def test_discovery_imports_no_plugin() -> None:
@@ -213,4 +210,4 @@ def test_command_lists_reasons(
     command.plugins(as_json=True)
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["wire"] | {"reason": None, "state": "ok", "api": 1} == rows["wire"]
-    assert rows["old"]["state"] == "unusable" and rows["old"]["api"] == 0
+    assert (rows["old"]["state"], rows["old"]["api"]) == ("unusable", 0)

@@ -19,7 +19,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commrt import logs
+from commrt import __version__, logs
 from commrt.errors import ConfigError, InvalidArgument
 from commrt.settings import (
     LAUNCHER_VARIABLES,
@@ -178,7 +178,9 @@ def log_with(tmp_path: Path, debug: str, debug_subsys: str) -> list[str]:
         logger.info("%s info", subsystem)
         logger.warning("%s warn", subsystem)
         logger.log(logs.VERSION, "%s version", subsystem)
-    return [line.split(": ", 1)[1] for line in file.read_text().splitlines() if " commrt " in line]
+    first, *lines = (line.split(": ", 1)[1] for line in file.read_text().splitlines())
+    assert first == f"commrt {__version__}"
+    return lines
 
 
 def test_no_handler_unless_asked_for() -> None:
@@ -208,6 +210,8 @@ def test_line_tells_host_process_thread_rank_level_and_subsystem(
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
     logs.configure(Settings(debug="INFO", debug_subsys="net"), rank=2)
+    stream.truncate(0)
+    stream.seek(0)
     logging.getLogger("commrt.net.pairs").info("joined %d", 7)
     logs.RankLogger("net", 5).info("joined")
     where = f"{logs.host_name()}:{os.getpid()}:{threading.get_native_id()}"
@@ -218,6 +222,8 @@ def test_text_from_elsewhere_can_neither_forge_a_line_nor_drive_a_terminal(monke
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
     logs.configure(Settings(debug="INFO", debug_subsys="net"))
+    stream.truncate(0)
+    stream.seek(0)
     logging.getLogger("commrt.net").info("hello %s", "\x1b[2J\nhost:1:1 [0] commrt WARN coll: \u2028forged")
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
@@ -237,5 +243,5 @@ def test_file_name_takes_host_and_process(tmp_path: Path) -> None:
 
 
 def test_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="COMMRT_DEBUG_FILE=.* can't be opened: No such file"):
+    with pytest.raises(ConfigError, match=r"COMMRT_DEBUG_FILE=.* can't be opened: No such file"):
         logs.configure(Settings(debug="INFO", debug_file=f"{tmp_path}/missing/log"))
