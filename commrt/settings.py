@@ -26,6 +26,7 @@ DEBUG_LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
 
 LAUNCHER_VARIABLES: Mapping[str, str] = MappingProxyType(
     {
+        "COMMRT_LAUNCHER": "What started this rank; set by `commrt run`, which may itself run under another launcher.",
         "COMMRT_RANK": "Rank of this process, from 0.",
         "COMMRT_SIZE": "Number of ranks.",
         "COMMRT_LOCAL_RANK": "Rank of this process among those of its host, from 0.",

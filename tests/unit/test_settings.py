@@ -135,6 +135,14 @@ def test_page_lists_every_variable_once() -> None:
     assert listed == [setting.variable for setting in registry()] + list(LAUNCHER_VARIABLES)
 
 
+def test_every_variable_that_the_sources_name_is_known() -> None:
+    known = {setting.variable for setting in registry()} | set(LAUNCHER_VARIABLES)
+    sources = [path for top in ("commrt", "transports", "backends") for path in (ROOT / top).rglob("*.py")]
+    named = {name: path for path in sources for name in re.findall(r"\bCOMMRT_[A-Z][A-Z_]*\b", path.read_text())}
+    assert "COMMRT_RANK" in named
+    assert {name: path for name, path in named.items() if name not in known} == {}
+
+
 def test_command_shows_values_sources_and_what_is_malformed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
