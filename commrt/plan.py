@@ -27,6 +27,7 @@ MAX_RANKS = 1 << 16
 MAX_BLOCKS = 16
 MAX_OPERATIONS = 1 << 16  # of one rank
 MAX_REFS = 256  # destinations, or sources, of one operation
+MAX_PACKET_SOURCES = 64  # of one operation
 MAX_PARTS = 1 << 16
 MAX_SLOTS = 1 << 16
 MAX_CHANNELS = 8
@@ -88,7 +89,8 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
                     operations between act on one slice each time (empty behind the end of their own chunk)
 
     A wait orders all that the peer did before the signal it took. The k-th wait of an ordered pair of ranks on a
-    channel takes the k-th signal; a window leaves none over. A packet slot is written at most once in a window.
+    channel takes the k-th signal; a window leaves none over. A packet slot is written at most once in a window, as a
+    whole and thus outside of loops; it is waited for even if the chunk is empty: its first packet says who wrote what.
     """
 
     name: OperationName
@@ -228,16 +230,17 @@ def _program(plan: Plan, program: RankProgram) -> None:
 
 
 def _control(rank: int, number: int, block: tuple[Operation, ...]) -> None:
-    """Loops neither nest nor overlap nor hold a barrier; operations are sliced inside of loops alone."""
+    """Loops neither nest nor overlap nor hold barriers or packets; operations are sliced inside of loops alone."""
     bodies = [(op.target, position) for position, op in enumerate(block) if op.name == "loop"]
     for (_, end), (begin, _) in pairwise(bodies):
         if begin <= end:
             raise PlanError(f"rank {rank}, block {number}: loops at operations {end} and behind it overlap", rank=rank)
     inside = {position for begin, end in bodies for position in range(begin, end)}
     for position, operation in enumerate(block):
-        if (operation.sliced and position not in inside) or (operation.name == "barrier" and position in inside):
-            wrong = "a barrier inside of a loop" if operation.name == "barrier" else "sliced outside of a loop"
-            raise PlanError(f"rank {rank}, block {number}, operation {position}: {wrong}", rank=rank)
+        if operation.sliced and position not in inside:
+            raise PlanError(f"rank {rank}, block {number}, operation {position}: sliced outside of a loop", rank=rank)
+        if position in inside and (operation.name == "barrier" or operation.name.endswith("_packets")):
+            raise PlanError(f"rank {rank}, block {number}, operation {position}: {operation.name} in a loop", rank=rank)
 
 
 # name: (least, most) destinations, (least, most) sources
@@ -255,6 +258,8 @@ def _operation(plan: Plan, rank: int, operation: Operation, position: int, where
     ):
         if not low <= len(refs) <= high:
             raise PlanError(f"{where}: {len(refs)} {kind}, not {low}..{high}", rank=rank)
+    if sum(ref.buffer == "packets" for ref in operation.src) > MAX_PACKET_SOURCES:
+        raise PlanError(f"{where}: more than {MAX_PACKET_SOURCES} sources are packets", rank=rank)
     for ref in (*operation.dst, *operation.src):
         _ref(plan, rank, operation, ref, where)
     counts = dict(zip(("input", "output"), groups(plan.collective, plan.ranks), strict=True))

@@ -28,6 +28,9 @@ MAX_NBYTES = (1 << 64) - 1
 TABLE_VERSION = 1
 MAX_TABLE_BYTES = 1 << 20
 
+# algorithms/device: a slot is of whole lines, its first packet is the header, half of a packet is flags.
+_LINE, _PACKET, _PACKET_DATA = 128, 16, 8
+
 Memory = Literal["any", "ordinary", "symmetric"]
 
 
@@ -154,14 +157,15 @@ class _Job:
 class Selection:
     """Chooses for one job. Immutable, so safe to share between threads; equal inputs give equal choices on all ranks.
 
-    `algorithms`: by `collective/name`. `packet_nbytes`: size of a rank's packet memory; plans of packets are not chosen
-    (but can be forced) for messages that it can't hold at once. `forced`: the only algorithm to use, as `name` or, for
-    one collective alone, `collective/name`.
+    `algorithms`: by `collective/name`. `packets_half`, `pair_packets_half`: bytes of packet memory that one window has,
+    for collectives and for "send"; plans of packets are not chosen (but can be forced) for messages that need more.
+    `forced`: the only algorithm to use, as `name` or, for one collective alone, `collective/name`.
     """
 
     algorithms: Mapping[str, Algorithm]
     table: Table = field(default_factory=default_table)
-    packet_nbytes: int = 1 << 18
+    packets_half: int = 1 << 17
+    pair_packets_half: int = 1 << 13
     forced: str | None = None
 
     def choose(
@@ -201,7 +205,9 @@ class Selection:
         job = self._job(collective, ranks, symmetric, capabilities, precise)
         row = self.table.row(collective, ranks, symmetric)
         bounds = {MAX_NBYTES} | {bound for bound, _ in (row.lines() if row else ())}
-        bounds |= {limit for candidate in self._of(collective) if (limit := self._packet_limit(job, candidate))}
+        bounds |= {
+            limit for candidate in self._of(collective) if (limit := self._packet_limit(job, candidate)) is not None
+        }
         found: list[tuple[int, str]] = []
         for bound in sorted(bounds):
             name = self.choose(collective, bound, ranks, symmetric, capabilities, algorithm, precise).name
@@ -293,10 +299,12 @@ class Selection:
         return ""
 
     def _packet_limit(self, job: _Job, candidate: Algorithm) -> int | None:
-        """The most bytes that an algorithm's packets hold in one epoch: half of the memory, half of that flags."""
+        """The most bytes that an algorithm's packets carry in one window, as the executor lays them out."""
         if not candidate.least_ranks <= job.ranks <= candidate.most_ranks or not candidate.packet_slots(job.ranks):
             return None
-        chunk = self.packet_nbytes // 4 // candidate.packet_slots(job.ranks) // 64 * 64
+        half = self.pair_packets_half if job.collective == "send" else self.packets_half
+        slot = half // candidate.packet_slots(job.ranks) // _LINE * _LINE
+        chunk = max(slot - _PACKET, 0) // _PACKET * _PACKET_DATA // 64 * 64
         return chunk * candidate.parts(job.ranks) * max(groups(job.collective, job.ranks))
 
     def _refusals(self, job: _Job) -> str:

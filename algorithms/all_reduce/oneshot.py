@@ -7,6 +7,7 @@ Wins for small messages, where latency is all: one hop, and the data is its own 
 from __future__ import annotations
 
 from commrt.algorithm import Algorithm, Program, mine, out, packets
+from commrt.plan import MAX_PACKET_SOURCES
 
 PLUGIN_API = 1
 
@@ -26,4 +27,5 @@ plugin = Algorithm(
     packet_slots=lambda ranks: ranks,
     requires=("mapped",),
     rounds=lambda ranks: 1,
+    most_ranks=MAX_PACKET_SOURCES,
 )

@@ -7,6 +7,7 @@ Wins between `oneshot` (fewer steps) and plans without packets (half of the byte
 from __future__ import annotations
 
 from commrt.algorithm import Algorithm, Program, mine, out, packets
+from commrt.plan import MAX_PACKET_SOURCES
 
 PLUGIN_API = 1
 
@@ -32,4 +33,5 @@ plugin = Algorithm(
     packet_slots=lambda ranks: 2 * ranks,
     requires=("mapped",),
     rounds=lambda ranks: 1,
+    most_ranks=MAX_PACKET_SOURCES,
 )

@@ -6,6 +6,7 @@ Steps: 1. Bytes sent per rank: 2 S. Rounds: 1, summed in rank order. Wins for sm
 from __future__ import annotations
 
 from commrt.algorithm import Algorithm, Program, mine, out, packets
+from commrt.plan import MAX_PACKET_SOURCES
 
 PLUGIN_API = 1
 
@@ -29,4 +30,5 @@ plugin = Algorithm(
     launch_class="one_way",
     requires=("mapped",),
     rounds=lambda ranks: 1,
+    most_ranks=MAX_PACKET_SOURCES,
 )

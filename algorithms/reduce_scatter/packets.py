@@ -7,6 +7,7 @@ Wins for small messages.
 from __future__ import annotations
 
 from commrt.algorithm import Algorithm, Program, mine, out, packets
+from commrt.plan import MAX_PACKET_SOURCES
 
 PLUGIN_API = 1
 
@@ -22,5 +23,11 @@ def build(program: Program) -> None:
 
 
 plugin = Algorithm(
-    "reduce_scatter", "packets", build, packet_slots=lambda ranks: ranks, requires=("mapped",), rounds=lambda ranks: 1
+    "reduce_scatter",
+    "packets",
+    build,
+    packet_slots=lambda ranks: ranks,
+    requires=("mapped",),
+    rounds=lambda ranks: 1,
+    most_ranks=MAX_PACKET_SOURCES,
 )

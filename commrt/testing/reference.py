@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from commrt.errors import Deadlock, PlanError
 from commrt.plan import SELF, Operation, Plan, Ref, groups, part_of
+from commrt.testing._cursor import Cursor, Signal, Slot
 from commrt.testing.folding import fold
 
 Array = NDArray[Any]
@@ -42,50 +42,6 @@ def run(
     _World(plan, inputs, outputs, reduction, window, seed).run()
 
 
-@dataclass
-class _Cursor:
-    """Where one block of one rank is. `taken`: peers whose signal the current wait already has."""
-
-    rank: int
-    number: int
-    block: tuple[Operation, ...]
-    pc: int = 0
-    turn: int = 0
-    taken: set[int] = field(default_factory=set)
-    barriers: int = 0
-    arrived: bool = False
-
-    @property
-    def operation(self) -> Operation | None:
-        """What this block does next, None at its end."""
-        return self.block[self.pc] if self.pc < len(self.block) else None
-
-    def restart(self) -> None:
-        """Back to the first operation, for the next window."""
-        self.pc = self.barriers = 0
-
-    def __str__(self) -> str:
-        if self.operation is None:
-            return f"rank {self.rank}, block {self.number}: at its end"
-        return f"rank {self.rank}, block {self.number}, operation {self.pc} ({self.operation.name})"
-
-
-@dataclass(frozen=True)
-class _Signal:
-    window: int
-    publish: bool
-    heard: frozenset[int]
-
-
-@dataclass
-class _Slot:
-    """A packet slot of one window: values, which of them arrived, and what the senders knew."""
-
-    values: Array
-    present: NDArray[np.bool_]
-    heard: set[int] = field(default_factory=set)
-
-
 class _World:
     """The state of a run. `window_of[r]` is the window rank r is in; len(windows) once it has finished."""
 
@@ -106,19 +62,19 @@ class _World:
         self.windows = [(start, min(window, self.count - start)) for start in starts]
         self.window_of = [0] * plan.ranks
         self.cursors = [
-            _Cursor(program.rank, number, block)
+            Cursor(program.rank, number, block)
             for program in plan.programs
             for number, block in enumerate(program.blocks)
         ]
         # Keys: (rank, window, slot).
         self.scratch: dict[tuple[int, int, int], Array] = {}
-        self.packets: dict[tuple[int, int, int], _Slot] = {}
+        self.packets: dict[tuple[int, int, int], Slot] = defaultdict(Slot)
         # By (rank, window): who has entered this window, and whose addresses are known, as far as the rank can tell.
         self.heard: dict[tuple[int, int], set[int]] = defaultdict(set)
         self.learnt: dict[tuple[int, int], set[int]] = defaultdict(set)
         # What is under way, in order, by (lane, sender, its block, receiver); what has arrived, by channel and pair.
         self.flying: dict[tuple[str, int, int, int], deque[tuple[str, Callable[[], None]]]] = defaultdict(deque)
-        self.mailbox: dict[tuple[int, int, int], deque[_Signal]] = defaultdict(deque)
+        self.mailbox: dict[tuple[int, int, int], deque[Signal]] = defaultdict(deque)
 
     def _geometry(self) -> tuple[np.dtype[Any], int]:
         for name, number in zip(("input", "output"), groups(self.plan.collective, self.plan.ranks), strict=True):
@@ -154,7 +110,7 @@ class _World:
         ended = [self._end_window(rank) for rank in range(self.plan.ranks)]
         return any(moved) or any(ended)
 
-    def _advance(self, cursor: _Cursor) -> bool:
+    def _advance(self, cursor: Cursor) -> bool:
         """Run a block until it must wait; with a seed, for some operations."""
         window = self.window_of[cursor.rank]
         if window == len(self.windows) or not self._may_enter(window):
@@ -177,9 +133,8 @@ class _World:
             return False
         if not self._may_enter(window):
             return False
-        claims = self.plan.launch_class == "synchronising" and (self.count > 0 or not self.plan.packet_slots)
         missing = set(range(self.plan.ranks)) - self.heard[rank, window]
-        if claims and missing:
+        if missing and self.plan.launch_class == "synchronising":
             raise PlanError(f"{self.plan.name} is not synchronising: rank {rank} ends without word of {missing}")
         for cursor in mine:
             cursor.restart()
@@ -195,9 +150,9 @@ class _World:
         return True
 
     def _deliver_all(self) -> bool:
-        return any([self._deliver(queue) for queue in self.flying.values()])
+        return sum(map(self._deliver, self.flying.values())) > 0
 
-    def _send(self, cursor: _Cursor, lane: str, peer: int, kind: str, action: Callable[[], None]) -> None:
+    def _send(self, cursor: Cursor, lane: str, peer: int, kind: str, action: Callable[[], None]) -> None:
         if self.random:
             self.flying[lane, cursor.rank, cursor.number, peer].append((kind, action))
         else:
@@ -207,7 +162,7 @@ class _World:
         stuck = [cursor for cursor in self.cursors if cursor.operation is not None]
         return f"deadlock in {self.plan.name}: " + "; ".join(self._why(cursor) for cursor in stuck)
 
-    def _why(self, cursor: _Cursor) -> str:
+    def _why(self, cursor: Cursor) -> str:
         operation = cursor.operation
         if operation is not None and operation.name == "wait":
             missing = [peer for peer in operation.peers if peer not in cursor.taken]
@@ -230,7 +185,7 @@ class _World:
     def _part(self, window: int, part: int) -> tuple[int, int]:
         return part_of(self.windows[window][1], self.plan.parts, self.dtype.itemsize, part)
 
-    def _view(self, cursor: _Cursor, operation: Operation, ref: Ref, window: int, write: bool = False) -> Array:
+    def _view(self, cursor: Cursor, operation: Operation, ref: Ref, window: int, write: bool = False) -> Array:
         """The memory of a reference, checked."""
         begin, end = self._slice(operation, cursor.turn, window)
         rank = cursor.rank if ref.rank == SELF else ref.rank
@@ -260,35 +215,28 @@ class _World:
     def _garbage(self, window: int) -> Array:
         return np.full(self._part(window, 0)[1] * self.dtype.itemsize, 0xA7, np.uint8).view(self.dtype)
 
-    def _check_access(self, cursor: _Cursor, owner: int, window: int) -> None:
+    def _check_access(self, cursor: Cursor, owner: int, window: int) -> None:
         if owner not in self.learnt[cursor.rank, window]:
             raise PlanError(f"{cursor} touches memory of rank {owner} before it learnt its address")
         if self.window_of[owner] != window:
             raise PlanError(f"{cursor} touches memory of rank {owner}, which has left")
 
-    def _slot(self, rank: int, window: int, index: int) -> _Slot:
-        key = (rank, window, index)
-        if key not in self.packets:
-            values = self._garbage(window)
-            self.packets[key] = _Slot(values, np.zeros(values.size, np.bool_))
-        return self.packets[key]
-
     # The operations. Each returns whether it is done; one that isn't has changed nothing that it would repeat.
 
-    def _step(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
+    def _step(self, cursor: Cursor, operation: Operation, window: int) -> bool:
         done: bool = getattr(self, "_" + operation.name)(cursor, operation, window)
         if done and operation.name != "loop":
             cursor.pc += 1
         return done
 
-    def _copy(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
+    def _copy(self, cursor: Cursor, operation: Operation, window: int) -> bool:
         source = self._view(cursor, operation, operation.src[0], window)
         self._view(cursor, operation, operation.dst[0], window, write=True)[:] = source
         return True
 
     _get = _copy
 
-    def _put(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
+    def _put(self, cursor: Cursor, operation: Operation, window: int) -> bool:
         source = self._view(cursor, operation, operation.src[0], window)
         target = self._view(cursor, operation, operation.dst[0], window, write=True)
 
@@ -298,7 +246,7 @@ class _World:
         self._send(cursor, "ordered", operation.dst[0].rank, "put", arrive)
         return True
 
-    def _reduce(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
+    def _reduce(self, cursor: Cursor, operation: Operation, window: int) -> bool:
         sources = [self._view(cursor, operation, ref, window) for ref in operation.src]
         self._store(cursor, operation, window, fold(sources, self.reduction, self._divisor(operation)))
         return True
@@ -306,65 +254,66 @@ class _World:
     def _divisor(self, operation: Operation) -> int:
         return self.plan.ranks if operation.final else 1
 
-    def _store(self, cursor: _Cursor, operation: Operation, window: int, data: Array) -> None:
+    def _store(self, cursor: Cursor, operation: Operation, window: int, data: Array) -> None:
         for ref in operation.dst:
             if ref.buffer == "packets":
                 self._send_packets(cursor, operation, window, ref, data)
             else:
                 self._view(cursor, operation, ref, window, write=True)[:] = data
 
-    def _send_packets(self, cursor: _Cursor, operation: Operation, window: int, ref: Ref, data: Array) -> None:
-        begin, end = self._slice(operation, cursor.turn, window)
+    def _send_packets(self, cursor: Cursor, operation: Operation, window: int, ref: Ref, data: Array) -> None:
         owner = cursor.rank if ref.rank == SELF else ref.rank
         values, heard, where = data.copy(), frozenset(self.heard[cursor.rank, window]), str(cursor)
 
         def arrive() -> None:
-            slot = self._slot(owner, window, ref.index)
-            if slot.present[begin:end].any():
+            if self.packets[owner, window, ref.index].values is not None:
                 raise PlanError(f"{where} writes packet slot {ref.index} of rank {owner} twice")
-            slot.values[begin:end], slot.present[begin:end] = values, True
-            slot.heard |= heard
+            self.packets[owner, window, ref.index] = Slot(values, heard)
 
         self._send(cursor, "packets", owner, "packets", arrive)
 
-    def _put_packets(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
+    def _put_packets(self, cursor: Cursor, operation: Operation, window: int) -> bool:
         self._store(cursor, operation, window, self._view(cursor, operation, operation.src[0], window))
         return True
 
-    def _unpack_packets(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
+    def _unpack_packets(self, cursor: Cursor, operation: Operation, window: int) -> bool:
         sources = self._received(cursor, operation, window)
         if sources is not None:
             self._store(cursor, operation, window, sources[0])
         return sources is not None
 
-    def _reduce_packets(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
+    def _reduce_packets(self, cursor: Cursor, operation: Operation, window: int) -> bool:
         sources = self._received(cursor, operation, window)
         if sources is not None:
             self._store(cursor, operation, window, fold(sources, self.reduction, self._divisor(operation)))
         return sources is not None
 
-    def _received(self, cursor: _Cursor, operation: Operation, window: int) -> list[Array] | None:
+    def _received(self, cursor: Cursor, operation: Operation, window: int) -> list[Array] | None:
         """All sources, once all packets among them are there."""
-        begin, end = self._slice(operation, cursor.turn, window)
-        slots = [self._slot(cursor.rank, window, ref.index) for ref in operation.src if ref.buffer == "packets"]
-        if not all(slot.present[begin:end].all() for slot in slots):
-            return None
-        if end > begin:
-            self.heard[cursor.rank, window].update(*(slot.heard for slot in slots))
-        arrived = iter(slots)
-        return [
-            next(arrived).values[begin:end] if ref.buffer == "packets" else self._view(cursor, operation, ref, window)
-            for ref in operation.src
-        ]
+        sources, heard = [], set[int]()
+        for ref in operation.src:
+            if ref.buffer == "packets":
+                slot = self.packets[cursor.rank, window, ref.index]
+                if slot.values is None:
+                    return None
+                sources.append(slot.values)
+                heard |= slot.heard
+            else:
+                sources.append(self._view(cursor, operation, ref, window))
+        self.heard[cursor.rank, window] |= heard
+        length = self._slice(operation, cursor.turn, window)[1]
+        if any(source.size != length for source in sources):
+            raise PlanError(f"{cursor} reads {length} elements from packets of another length")
+        return sources
 
-    def _signal(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
-        signal = _Signal(window, operation.publish, frozenset(self.heard[cursor.rank, window]))
+    def _signal(self, cursor: Cursor, operation: Operation, window: int) -> bool:
+        signal = Signal(window, operation.publish, frozenset(self.heard[cursor.rank, window]))
         for peer in operation.peers:
             box = self.mailbox[operation.channel, cursor.rank, peer]
             self._send(cursor, "ordered", peer, "signal", lambda box=box: box.append(signal))  # type: ignore[misc]
         return True
 
-    def _wait(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
+    def _wait(self, cursor: Cursor, operation: Operation, window: int) -> bool:
         for peer in operation.peers:
             box = self.mailbox[operation.channel, peer, cursor.rank]
             if peer not in cursor.taken and box:
@@ -374,7 +323,7 @@ class _World:
         cursor.taken.clear()
         return True
 
-    def _take(self, cursor: _Cursor, operation: Operation, peer: int, window: int, signal: _Signal) -> None:
+    def _take(self, cursor: Cursor, operation: Operation, peer: int, window: int, signal: Signal) -> None:
         if signal.window != window or signal.publish != operation.publish:
             raise PlanError(f"{cursor} took a signal of rank {peer} that was meant for another wait")
         self.heard[cursor.rank, window] |= signal.heard
@@ -382,13 +331,13 @@ class _World:
             self.learnt[cursor.rank, window].add(peer)
         cursor.taken.add(peer)
 
-    def _switch_reduce(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
+    def _switch_reduce(self, cursor: Cursor, operation: Operation, window: int) -> bool:
         refs = [self._everywhere(operation.src[0], cursor.rank, rank) for rank in range(self.plan.ranks)]
         sources = [self._view(cursor, operation, ref, window) for ref in refs]
         self._store(cursor, operation, window, fold(sources, self.reduction, self._divisor(operation)))
         return True
 
-    def _switch_broadcast(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
+    def _switch_broadcast(self, cursor: Cursor, operation: Operation, window: int) -> bool:
         source = self._view(cursor, operation, operation.src[0], window).copy()
         for rank in range(self.plan.ranks):
             ref = self._everywhere(operation.dst[0], cursor.rank, rank)
@@ -399,7 +348,7 @@ class _World:
     def _everywhere(ref: Ref, own: int, rank: int) -> Ref:
         return Ref(ref.buffer, ref.index, ref.part, SELF if rank == own else rank)
 
-    def _barrier(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
+    def _barrier(self, cursor: Cursor, operation: Operation, window: int) -> bool:
         if not cursor.arrived:
             cursor.arrived, cursor.barriers = True, cursor.barriers + 1
         blocks = [other for other in self.cursors if other.rank == cursor.rank]
@@ -408,10 +357,10 @@ class _World:
         cursor.arrived = False
         return True
 
-    def _sync(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
+    def _sync(self, cursor: Cursor, operation: Operation, window: int) -> bool:
         return True
 
-    def _loop(self, cursor: _Cursor, operation: Operation, window: int) -> bool:
+    def _loop(self, cursor: Cursor, operation: Operation, window: int) -> bool:
         length = self._part(window, operation.size.part)[1]
         cursor.turn += 1
         if cursor.turn * self.plan.unit < length * self.dtype.itemsize:

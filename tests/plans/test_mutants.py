@@ -73,9 +73,9 @@ def test_every_chunk_matters(name: str) -> None:
 def test_a_dropped_signal_is_a_named_deadlock() -> None:
     plan = ALGORITHMS["all_reduce/ring"].plan(3)
     position = next(at for _, at, operation in operations(plan.program(1)) if operation.name == "signal")
+    case, mutant = make_case("all_reduce", 3, 10, 0, False), edited(plan, 1, 0, position, ())
     with pytest.raises(Deadlock, match=r"rank 2, block 0, operation \d+ \(wait\) waits on channel 0 for ranks \[1\]"):
-        case = make_case("all_reduce", 3, 10, 0, False)
-        reference.run(edited(plan, 1, 0, position, ()), case.inputs, case.outputs)
+        reference.run(mutant, case.inputs, case.outputs)
 
 
 def test_swapped_shards_are_wrong_data() -> None:

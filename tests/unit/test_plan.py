@@ -71,7 +71,15 @@ REFUSED: dict[str, tuple[Plan, str]] = {
     "loop to itself": (make(COPY, Operation("loop", target=1), unit=64), "target 1"),
     "loops overlap": (make(COPY, Operation("loop"), COPY, Operation("loop"), unit=64), "overlap"),
     "sliced without a loop": (make(Operation("copy", (OUT,), (IN,), sliced=True), unit=64), "sliced outside"),
-    "barrier in a loop": (make(Operation("barrier"), Operation("loop"), unit=64), "barrier inside"),
+    "barrier in a loop": (make(Operation("barrier"), Operation("loop"), unit=64), "barrier in a loop"),
+    "packets in a loop": (
+        make(Operation("put_packets", (Ref("packets", 0, 0, 1),), (IN,)), Operation("loop"), unit=64),
+        "put_packets in a loop",
+    ),
+    "too many packet sources": (
+        make(Operation("reduce_packets", (OUT,), (PACKET,) * 65)),
+        "more than 64 sources",
+    ),
     "unequal barriers": (make(programs=(RankProgram(0, ((Operation("barrier"),), ())),)), "unequally many"),
 }  # fmt: skip
 

@@ -56,7 +56,8 @@ def test_what_is_chosen_can_run(job: tuple[str, int, bool, tuple[str, ...], bool
     if precise:
         assert chosen.rounds(ranks) <= 1 or ranks > 256
     if chosen.packet_slots(ranks):
-        held = SELECTION.packet_nbytes // 4 // chosen.packet_slots(ranks) * chosen.parts(ranks)
+        half = SELECTION.pair_packets_half if collective == "send" else SELECTION.packets_half
+        held = half // 2 // chosen.packet_slots(ranks) * chosen.parts(ranks)
         assert nbytes <= held * max(groups(collective, ranks))
 
 
@@ -88,9 +89,9 @@ def test_what_cannot_run_is_passed_over_in_order() -> None:
 
 
 def test_packets_only_where_they_fit() -> None:
-    selection = Selection(ALGORITHMS, table("{use: [[max, oneshot, ring]]}"), packet_nbytes=1 << 16)
+    selection = Selection(ALGORITHMS, table("{use: [[max, oneshot, ring]]}"), packets_half=1 << 15)
     steps = selection.thresholds("all_reduce", 4, capabilities=("mapped",))
-    assert steps == [((1 << 16) // 4 // 4, "oneshot"), (MAX_NBYTES, "ring")]
+    assert steps == [(4096 - 64, "oneshot"), (MAX_NBYTES, "ring")]
 
 
 def test_precise_prefers_one_rounding() -> None:
