@@ -95,3 +95,11 @@ def test_ring_sums_in_its_documented_order() -> None:
     for output in outputs:
         np.testing.assert_array_equal(output, np.repeat(want, lines))
     assert len(set(want)) > 1
+
+
+@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.most_ranks >= 64])
+def test_sixty_four_ranks(name: str) -> None:
+    algorithm = ALGORITHMS[name]
+    case = make_case(algorithm.collective, 64, 70, 0, False, np.int32)
+    reference.run(algorithm.plan(64, root=0), case.inputs, case.outputs)
+    case.check(in_place=False)
