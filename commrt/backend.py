@@ -33,14 +33,17 @@ class Probe:
 
 
 class Memory(Protocol):
-    """Memory that a backend allocated or opened. Owned by whoever asked for it; `close` is idempotent."""
+    """Memory that a backend allocated or opened. Whoever asked for it is its first holder."""
 
     address: int
     nbytes: int
     kind: MemoryKind
 
+    def retain(self) -> Memory:
+        """One more holder in this process; returns itself."""
+
     def close(self) -> None:
-        """Give it back. Nothing may use the address afterwards."""
+        """One holder less. The last one gives the memory back: nothing may use the address afterwards."""
 
 
 class Event(Protocol):

@@ -98,7 +98,9 @@ def by_code(code: int) -> DType:
 def from_numpy(dtype: Any) -> DType:
     """The type that a `numpy.dtype` describes, ml_dtypes' included. Raises UnsupportedType: byte order counts."""
     if dtype.byteorder not in _NATIVE_ORDERS:
-        raise UnsupportedType(f"dtype {dtype.str!r} is not in this machine's byte order: convert it with astype() first")
+        raise UnsupportedType(
+            f"dtype {dtype.str!r} is not in this machine's byte order: convert it with astype() first"
+        )
     return by_name(dtype.name)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from commrt import errors
@@ -59,56 +61,70 @@ _ERRORS: dict[int, type[errors.OperationError]] = {
 }
 
 
-def to_error(rank: int, failure: Any) -> errors.OperationError:
-    """The exception for a native failure record."""
+def to_error(rank: int, failure: Any, algorithms: Mapping[int, str], stuck: Sequence[Any]) -> errors.OperationError:
+    """The exception for a native failure record. `stuck`: where each rank stood, if none could move."""
     kind = _ERRORS.get(failure.code, errors.OperationError)
     peer = None if failure.peer == _UNKNOWN else int(failure.peer)
-    name = COLLECTIVES[failure.mine[1] & 0xFF] if (failure.mine[1] & 0xFF) < len(COLLECTIVES) else "?"
+    message = _Message(rank, failure, peer, algorithms)
+    text = message.deadlock(stuck) if failure.code == lib.CR_DEADLOCK and stuck else message.text()
+    code = failure.mine[1] & 0xFF
     return kind(
-        _headline(rank, failure, peer), rank=rank, peer=peer, operation=name, sequence=int(failure.sequence),
-        nbytes=int(failure.nbytes),
+        text, rank=rank, peer=peer, operation=COLLECTIVES[code] if failure.sequence and code < len(COLLECTIVES) else None,
+        sequence=int(failure.sequence) or None, nbytes=int(failure.nbytes) if failure.sequence else None,
     )  # fmt: skip
 
 
-def _headline(rank: int, failure: Any, peer: int | None) -> str:
-    where = f", {position}" if (position := _position(failure)) else ""
-    if failure.code == lib.CR_MISMATCH:
-        theirs = _call(failure.theirs, failure.peer_sequence)
-        return f"ranks disagree: rank {rank} called {_call(failure.mine, failure.sequence)}, rank {peer} called {theirs}"
-    if failure.code == lib.CR_PEER_LOST:
-        return f"rank {peer} is gone before it had done its part of {_call(failure.mine, failure.sequence)}{where}"
-    if failure.code == lib.CR_TIMEOUT:
-        never = f"; rank {peer} is at operation {failure.peer_sequence}" if failure.peer_sequence else ""
-        return f"{_call(failure.mine, failure.sequence)} did not end in time{where}{never}"
-    if failure.code == lib.CR_ABORTED:
-        return "the communicator was aborted" + (f" by rank {peer}" if peer is not None else "")
-    if failure.code == lib.CR_DEADLOCK:
-        return f"no block of any rank can move: rank {rank} stands at {_position(failure) or 'the end of its program'}"
-    if failure.code == lib.CR_BOUNDS:
-        return f"rank {peer} published a buffer that does not lie in its symmetric memory"
-    return f"the link to rank {peer} failed{where}"
+@dataclass(frozen=True)
+class _Message:
+    rank: int
+    failure: Any
+    peer: int | None
+    algorithms: Mapping[int, str]
+
+    def text(self) -> str:
+        f, mine = self.failure, self._call(self.failure.mine, self.failure.sequence)
+        where = f", {place}" if (place := position(f)) else ""
+        texts: dict[int, str] = {
+            lib.CR_MISMATCH: f"ranks disagree: rank {self.rank} called {mine}, {self._theirs()}",
+            lib.CR_PEER_LOST: f"rank {self.peer} is gone before its part of {mine} was done{where}",
+            lib.CR_TIMEOUT: f"{mine} did not end in time{where}",
+            lib.CR_ABORTED: "the communicator was aborted" + (f" by rank {self.peer}" if self.peer is not None else ""),
+            lib.CR_DEADLOCK: f"no block of any rank can move{where}",
+            lib.CR_BOUNDS: f"rank {self.peer} published a buffer that does not lie in its symmetric memory",
+        }
+        return texts.get(f.code, f"the link to rank {self.peer} failed{where}")
+
+    def deadlock(self, stuck: Sequence[Any]) -> str:
+        places = (f"rank {rank}: {position(place) or 'at its end'}" for rank, place in enumerate(stuck))
+        return "no block of any rank can move: " + "; ".join(places)
+
+    def _theirs(self) -> str:
+        if self.peer is None:
+            return "a peer something else"
+        return f"rank {self.peer} called {self._call(self.failure.theirs, self.failure.peer_sequence)}"
+
+    def _call(self, words: Any, sequence: int) -> str:
+        what, count, root = int(words[1]), int(words[2]), int(words[3])
+        if not sequence:
+            return "nothing yet"
+        collective, dtype, op = what & 0xFF, what >> 8 & 0xFF, what >> 16 & 0xFF
+        name = COLLECTIVES[collective] if collective < len(COLLECTIVES) else f"collective {collective}"
+        memory = "symmetric" if what >> 24 & 0xFF else "ordinary"
+        algorithm = self.algorithms.get(what >> 32, f"#{what >> 32:x}").partition("/")[2] or "?"
+        return (
+            f"{name}(count {count}, dtype {by_code(dtype).name}, op {op_by_code(op).name}, root {root}, {memory} memory, "
+            f"algorithm {algorithm}) as operation {sequence}"
+        )
 
 
-def _position(failure: Any) -> str:
+def position(failure: Any) -> str:
+    """Where a launch stands: block, plan operation, what it waits for."""
     if failure.op_code == _UNKNOWN:
         return "" if failure.waits_for == _UNKNOWN else f"waiting for rank {failure.waits_for} to enter the operation"
-    text = f"block {failure.block}, plan operation {failure.operation} ({OPERATIONS[failure.op_code]})"
+    text = f"block {failure.block}, operation {failure.operation} ({OPERATIONS[failure.op_code]})"
     if failure.waits_for != _UNKNOWN:
         text += f" on channel {failure.channel} for rank {failure.waits_for}"
     return text
-
-
-def _call(words: Any, sequence: int) -> str:
-    what, count, root = int(words[1]), int(words[2]), int(words[3])
-    if not sequence:
-        return "nothing yet"
-    collective, dtype, op = what & 0xFF, what >> 8 & 0xFF, what >> 16 & 0xFF
-    name = COLLECTIVES[collective] if collective < len(COLLECTIVES) else "?"
-    memory = "symmetric" if what >> 24 & 0xFF else "ordinary"
-    return (
-        f"{name}(count {count}, dtype {by_code(dtype).name}, op {op_by_code(op).name}, root {root}, {memory} memory, "
-        f"algorithm #{what >> 32}) as operation {sequence}"
-    )
 
 
 class PythonPort:

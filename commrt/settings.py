@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -92,6 +92,7 @@ def _setting(parse: Callable[[object], Any], expected: str, default: Any, help: 
     return field(default=default, metadata={"parse": parse, "expected": expected, "help": help})
 
 
+_OWN = frozenset({"debug", "debug_subsys", "debug_file", "secret_file"})
 _SECONDS = "a positive number of seconds"
 _NBYTES = "a positive number of bytes, like 65536, 64K or 4M"
 
@@ -156,6 +157,16 @@ class Settings:
         resolved = {setting.name: setting.resolve(environ, explicit.get(setting.name)) for setting in registry()}
         sources = MappingProxyType({name: source for name, (_, source) in resolved.items()})
         return cls(**{name: value for name, (value, _) in resolved.items()}, sources=sources)
+
+    def shared(self) -> dict[str, Any]:
+        """What rank 0 settles for all ranks: everything but where and how this one logs, and its secret."""
+        return {setting.name: getattr(self, setting.name) for setting in registry() if setting.name not in _OWN}
+
+    def adopt(self, shared: Mapping[str, Any]) -> Settings:
+        """These settings with rank 0's `shared` ones. Raises ConfigError if those are malformed."""
+        known = {setting.name: setting for setting in registry() if setting.name not in _OWN}
+        values = {name: known[name].resolve({}, value)[0] for name, value in shared.items() if name in known}
+        return replace(self, **values)
 
     def log(self) -> None:
         """Log each setting that is not at its default, with its source, at INFO through `commrt.env`."""

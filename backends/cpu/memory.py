@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 from commrt.backend import MemoryKind
 from commrt.native import ffi, lib
@@ -16,13 +17,15 @@ _PAGE = 4096
 
 @dataclass(eq=False)
 class SharedMemory:
-    """A mapping and the file behind it. Not inherited by forked children; `close` is idempotent."""
+    """A mapping and the file behind it. Not inherited by forked children; gone when its last holder closes it."""
 
     address: int
     nbytes: int
     fd: int
     owner_pid: int
     kind: MemoryKind = HOST
+    _holders: int = 1
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def create(cls, nbytes: int, reserve: bool) -> SharedMemory:
@@ -51,8 +54,15 @@ class SharedMemory:
         """What `open` takes, in any process that may look into this one."""
         return _EXPORT.pack(self.owner_pid, self.fd, os.fstat(self.fd).st_ino, self.nbytes)
 
+    def retain(self) -> SharedMemory:
+        """One more holder."""
+        with self._lock:
+            self._holders += 1
+        return self
+
     def close(self) -> None:
-        """Unmap and close."""
-        if self.fd >= 0:
-            lib.cr_memory_close(ffi.cast("void*", self.address), self.nbytes, self.fd)
-            self.fd = -1
+        """One holder less; the last one unmaps."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0:
+                lib.cr_memory_close(ffi.cast("void*", self.address), self.nbytes, self.fd)

@@ -102,6 +102,8 @@ cr_lane* cr_comm_pair(cr_comm* comm, unsigned peer, int send) try {
   return nullptr;
 }
 
+unsigned cr_lane_rank(cr_lane* lane) { return lane->lane.rank; }
+
 int cr_run(cr_lane* lane, const cr_call* call, double timeout_s, double slice_s, cr_launch** pending) try {
   cr_launch* w;
   int code = start(*lane, *call, timeout_s, w);
@@ -128,7 +130,7 @@ int cr_start(cr_lane* lane, const cr_call* call, double timeout_s, cr_launch** o
   return CR_NO_MEMORY;
 }
 
-int cr_wait(cr_launch* w, double timeout_s) { return w->lane->comm->engine->wait(w, limit(timeout_s)); }
+int cr_wait(cr_launch* w, double timeout_s) { return w->engine->wait(w, limit(timeout_s)); }
 int cr_poll(cr_launch* w) { return w->state.load(std::memory_order_acquire); }
-void cr_release(cr_launch* w) { w->lane->comm->engine->release(w); }
+void cr_release(cr_launch* w) { w->engine->release(w); }
 }

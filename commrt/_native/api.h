@@ -87,6 +87,8 @@ int cr_comm_close(cr_comm*, double timeout_s); // lets accepted work finish, the
 cr_lane* cr_comm_collectives(cr_comm*);
 cr_lane* cr_comm_pair(cr_comm*, unsigned int peer, int send);
 
+unsigned int cr_lane_rank(cr_lane*);            // of this rank in the lane
+
 int cr_program_new(cr_lane*, const cr_plan*, cr_program** out);
 // Routes: which program serves up to so many bytes. `root` beyond 0 only for rooted collectives. Owned by the lane.
 int cr_lane_route(cr_lane*, unsigned int collective, unsigned int symmetric, unsigned int root,
@@ -112,6 +114,7 @@ int cr_engine_progress_thread(cr_engine*);    // from now on progress needs no w
 // Ports over this machine's own memory. The context is the peer's process id, by value.
 void cr_port_same_process(cr_port*);
 void cr_port_process_vm(cr_port*, int pid);
+void cr_store_release(unsigned long long* word, unsigned long long value);  // a signal, for ports written in Python
 
 // Shareable memory: 0 or a negative errno. A reserved one has all its pages. The lock says that its owner lives.
 int cr_memory_create(unsigned long long nbytes, int reserve, int* fd, void** address);

@@ -52,6 +52,7 @@ struct cr_launch {
   u64 what, root, sequence, announced;
   i64 timeout_ns, deadline_ns;  // deadline: set when first looked at; 0 before
   bool lost_once;
+  cr_engine* engine;        // outlives the lane
   cr_lane* lane;
   cr_launch* next;
   std::atomic<int> state;   // CR_PENDING, CR_OK, or why it failed

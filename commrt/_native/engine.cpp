@@ -76,6 +76,7 @@ void cr_engine::release(cr_launch* w) {
 }
 
 int cr_engine::submit(cr_lane& lane, cr_launch* w) {
+  w->engine = this;
   w->lane = &lane;
   w->next = nullptr;
   w->phase = cr_launch::WAITING;

@@ -32,3 +32,4 @@ extern "C" void cr_port_same_process(cr_port* port) { *port = {nullptr, nullptr,
 extern "C" void cr_port_process_vm(cr_port* port, int pid) {
   *port = {(void*)(u64)pid, nullptr, nullptr, copy_from_process, nothing, quiet};
 }
+extern "C" void cr_store_release(unsigned long long* word, unsigned long long value) { commrt::store_release(word, value); }

@@ -4,7 +4,6 @@ read or plant.
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import stat
@@ -13,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from commrt.bootstrap.secrets import is_private_file
+from commrt.bootstrap.secrets import NotPrivate, read_private_file
 from commrt.errors import BootstrapError, ConfigError
 
 _MAX_NBYTES = 4096
@@ -80,16 +79,15 @@ def read(path: str) -> Published | None:
     written.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        data = read_private_file(path, _MAX_NBYTES, os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except NotPrivate as error:
+        raise ConfigError(f"the rendezvous file {path} {error}") from None
     except OSError as error:
-        if error.errno == errno.ENOENT:
-            return None
         raise ConfigError(f"the rendezvous file {path} can't be read: {error.strerror}") from None
-    with os.fdopen(fd, "rb") as file:
-        if not is_private_file(os.fstat(fd)):
-            raise ConfigError(f"the rendezvous file {path} is not a private file of user {os.geteuid()}")
-        try:
-            return msgspec.json.decode(file.read(_MAX_NBYTES), type=Published)
-        except (msgspec.MsgspecError, RecursionError):
-            # Whole files are put in place at once, so this is none of ours; rank 0 is about to replace it.
-            return None
+    try:
+        return msgspec.json.decode(data, type=Published)
+    except (msgspec.MsgspecError, RecursionError):
+        # Whole files are put in place at once, so this is none of ours; rank 0 is about to replace it.
+        return None

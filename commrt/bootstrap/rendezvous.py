@@ -67,7 +67,7 @@ class _Meeting:
 
 
 class _Meetings:
-    """This process's meetings, by the words for their rendezvous."""
+    """This process's meetings, by the words for rendezvous and rank: ranks may be threads of one process."""
 
     def __init__(self) -> None:
         self.reset()
@@ -76,9 +76,9 @@ class _Meetings:
         self._guard = threading.Lock()
         self._by_name: dict[str, _Meeting] = {}
 
-    def get(self, name: object) -> _Meeting:
+    def get(self, name: str) -> _Meeting:
         with self._guard:
-            return self._by_name.setdefault(str(name), _Meeting())
+            return self._by_name.setdefault(name, _Meeting())
 
     def forget(self) -> None:
         """In a forked child, which starts with none: the listeners are the parent's."""
@@ -97,8 +97,9 @@ def join(info: LaunchInfo, *, secret: bytes | None, timeout_s: float, insecure: 
     rendezvous = info.rendezvous
     if secret is not None:
         secret = check_secret(secret, "secret=")
+    meeting = _meetings.get(f"{rendezvous} rank {info.rank}")
     if isinstance(rendezvous, TcpRendezvous):
-        _take_inherited(rendezvous)
+        _take_inherited(rendezvous, meeting)
     if info.size == 1:
         return SingleStore()
     if rendezvous is None:
@@ -107,7 +108,6 @@ def join(info: LaunchInfo, *, secret: bytes | None, timeout_s: float, insecure: 
             rank=info.rank,
         )
     deadline = time.monotonic() + timeout_s
-    meeting = _meetings.get(rendezvous)
     if not meeting.joining.acquire(timeout=max(timeout_s, 0)):
         raise BootstrapTimeout(f"another thread is still joining at {rendezvous}", rank=info.rank)
     try:
@@ -236,11 +236,10 @@ def _meet_at_torch(attempt: _Attempt, rendezvous: TorchRendezvous) -> Store:
     return adapter
 
 
-def _take_inherited(rendezvous: TcpRendezvous) -> None:
+def _take_inherited(rendezvous: TcpRendezvous, meeting: _Meeting) -> None:
     """Take over the launcher's descriptors, so that no child of this process gets them; later worlds find them in the
     meeting.
     """
-    meeting = _meetings.get(rendezvous)
     if rendezvous.secret_fd is not None:
         meeting.secret = read_secret_fd(rendezvous.secret_fd)
         os.close(rendezvous.secret_fd)

@@ -20,25 +20,35 @@ def check_secret(secret: bytes, source: str) -> bytes:
     return bytes(secret)
 
 
-def is_private_file(info: os.stat_result) -> bool:
-    """A regular file that only this user can read or write."""
-    return stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o077
+class NotPrivate(Exception):
+    """The file is not a regular one that only this user can read or write; the message says what it is."""
+
+
+def read_private_file(path: str, most: int, flags: int = 0) -> bytes:
+    """At most `most` bytes of a file that is this user's alone. Raises OSError if it can't be read, `NotPrivate`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
+            raise NotPrivate(
+                f"must be a regular file of mode 0600 owned by user {os.geteuid()}; "
+                f"it has mode {stat.filemode(info.st_mode)} and owner {info.st_uid}"
+            )
+        return os.read(fd, most)
+    finally:
+        os.close(fd)
 
 
 def read_secret_file(path: str) -> bytes:
     """The file's bytes without trailing line ends. `ConfigError` if it is not this user's alone, or can't be read."""
+    source = f"COMMRT_SECRET_FILE={path}"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        data = read_private_file(path, MAX_SECRET_NBYTES + 3)
+    except NotPrivate as error:
+        raise ConfigError(f"{source} {error}") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"COMMRT_SECRET_FILE={path} can't be read: {error}") from None
-    with os.fdopen(fd, "rb") as file:
-        info = os.fstat(fd)
-        if not is_private_file(info):
-            raise ConfigError(
-                f"COMMRT_SECRET_FILE={path} must be a regular file of mode 0600 owned by user {os.geteuid()}; "
-                f"it has mode {stat.filemode(info.st_mode)} and owner {info.st_uid}"
-            )
-        return check_secret(file.read(MAX_SECRET_NBYTES + 2).rstrip(b"\r\n"), f"COMMRT_SECRET_FILE={path}")
+        raise ConfigError(f"{source} can't be read: {error}") from None
+    return check_secret(data.rstrip(b"\r\n"), source)
 
 
 def read_secret_fd(fd: int) -> bytes:

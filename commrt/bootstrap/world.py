@@ -54,6 +54,11 @@ class World:
         """No failure that some rank has yet to hear of."""
         return self.failure is None or len(self._told | self._gone.keys()) >= self.size
 
+    @property
+    def pending(self) -> int:
+        """Exchanges that some rank has begun and not every rank has heard the end of."""
+        return len(self._exchanges)
+
     def join(self, hello: Hello, member: Member) -> bool:
         """Admit a rank and greet it; otherwise tell it, and everybody, why not, and return False."""
         fault = self._fault(hello)

@@ -349,6 +349,7 @@ class Trial:
         return sum(one.stream.count_wrong(one.start, out[one.at : one.at + one.count]) for one in pieces)
 
     def _wrong_input(self) -> int:
-        if self._shared or not self.case.has_input(self.rank):
+        overwritten = self._shared and self.out is not None
+        if overwritten or not self.case.has_input(self.rank):
             return 0
         return self.case.stream(self.rank).count_wrong(0, self._x)

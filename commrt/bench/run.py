@@ -1,0 +1,100 @@
+"""Where the benchmark's ranks come from: processes of its own, threads of this one, or a launcher around it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from typing import Any, BinaryIO, cast
+
+import msgspec
+import numpy as np
+
+from commrt.bench import report
+from commrt.bench.measure import measure
+from commrt.bench.options import DEFAULT_RANKS, Options, cells
+from commrt.bench.progress import Progress
+from commrt.errors import CommrtError, ConfigError, InvalidArgument
+
+_MOST_PLACE_BYTES = 256
+
+
+def run(options: Options, ranks: int | None) -> int:
+    """Measure, print, and return the exit status: 0, 1 for wrong data or a failed operation, 2 for bad arguments.
+
+    Under a launcher this process is one rank of it; `ranks` must then be the launcher's number, or None.
+    """
+    from commrt.bootstrap import detect
+
+    found = detect()
+    if found.launcher != "none":
+        if ranks not in (None, found.size):
+            raise ConfigError(f"-n is {ranks}, but {found.launcher} started {found.size} ranks")
+        return run_rank(options)
+    if ranks is None:
+        ranks = DEFAULT_RANKS
+    if ranks < 1:
+        raise InvalidArgument(f"-n is {ranks}, and must be at least 1")
+    if options.root >= ranks:
+        raise InvalidArgument(f"-r is {options.root}, and must lie within -1..{ranks - 1}")
+    return _run_threads(options, ranks) if options.transport == "loopback" else _run_processes(options, ranks)
+
+
+def _run_processes(options: Options, ranks: int) -> int:
+    from commrt.launcher import launch
+
+    argv = [sys.executable, "-m", "commrt.bench", msgspec.json.encode(options).decode()]
+    with Progress(sum(1 for _ in cells(options, ranks))) as progress:
+        return launch(argv, ranks, prefix=False, stdout=cast(BinaryIO, progress), name="commrt bench")
+
+
+def _run_threads(options: Options, ranks: int) -> int:
+    from commrt.testing.world import World
+
+    world = World(ranks, transport="loopback")
+    return max(world.run(lambda comm: report_rank(comm, options)))
+
+
+def run_rank(options: Options) -> int:
+    """Be one rank of a launched job; returns its exit status, having said on stderr what went wrong."""
+    import commrt
+
+    rank = None
+    try:
+        with commrt.init(transport=options.transport, timeout=options.timeout_s) as comm:
+            rank = comm.rank
+            return report_rank(comm, options)
+    except CommrtError as error:
+        # Every rank has the same arguments: the first says what is wrong with them.
+        if not isinstance(error, InvalidArgument) or rank in (None, 0):
+            who = "" if rank is None else f" rank {rank}:"
+            print(f"commrt bench:{who} {type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidArgument) else 1
+
+
+def report_rank(comm: Any, options: Options) -> int:
+    """Measure; on rank 0, print and write. Returns 1 if this rank saw or heard of wrong data, else 0."""
+    began, places = time.time(), _places(comm)
+    if comm.rank == 0:
+        report.say(sys.stdout, report.header(options, places, comm.links.values()))
+    rows = []
+    for row in measure(comm, options):
+        rows.append(row)
+        if comm.rank == 0:
+            report.say(sys.stdout, [report.line(row, options)])
+    if comm.rank == 0:
+        report.say(sys.stdout, report.footer(rows))
+        if options.json is not None:
+            report.write_json(options.json, report.document(options, places, rows, began, os.environ))
+    return 1 if report.wrong_elements(rows) else 0
+
+
+def _places(comm: Any) -> list[report.Place]:
+    own = msgspec.json.encode(report.Place(comm.rank, os.getpid(), socket.gethostname()[:64], "cpu"))
+    mine = np.frombuffer(own.ljust(_MOST_PLACE_BYTES), np.uint8)
+    everyones = np.empty(comm.size * _MOST_PLACE_BYTES, np.uint8)
+    comm.all_gather(mine, everyones)
+    return [
+        msgspec.json.decode(one.tobytes(), type=report.Place) for one in everyones.reshape(comm.size, _MOST_PLACE_BYTES)
+    ]

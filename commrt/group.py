@@ -1,0 +1,279 @@
+"""Group set-up: from ranks that can exchange bytes to ranks that are joined by links.
+
+Each step is an exchange in which a rank that failed says so, so that all raise together: who is there and with what
+(rank 0's settings hold for all), who can reach whom, the keys of the segments, and what all links offer.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from commrt import __version__
+from commrt.backend import Backend, Memory
+from commrt.errors import BootstrapError, CommrtError, ConfigError, Unavailable
+from commrt.native import PythonPort, ffi, lib
+from commrt.plugins import Registry
+from commrt.settings import Settings
+from commrt.transport import Connection, Context, Endpoint, Exchange
+
+_log = logging.getLogger("commrt.init")
+_PAIR_SCRATCH, PAIR_PACKETS = 64 << 10, 8 << 10  # half a mailbox of an ordered pair
+ON_REQUEST = frozenset({"fault", "loopback"})  # transports that serve only when named
+
+
+class _Hello(msgspec.Struct, frozen=True):
+    version: str
+    size: int
+    settings: dict[str, Any]
+    token: bytes
+    boot: str
+    cpus: tuple[int, ...]
+
+
+class _Reaches(msgspec.Struct, frozen=True):
+    addresses: dict[str, bytes]
+
+
+class _Links(msgspec.Struct, frozen=True):
+    """Per transport and rank: latency and bandwidth of the link, or null."""
+
+    reaches: dict[str, list[tuple[float, float] | None]]
+
+
+class _Keys(msgspec.Struct, frozen=True):
+    keys: dict[str, bytes]
+
+
+class _Offers(msgspec.Struct, frozen=True):
+    capabilities: tuple[str, ...]
+
+
+class _Failed(msgspec.Struct, frozen=True, tag=True):
+    reason: str
+
+
+@dataclass(frozen=True)
+class Options:
+    """What only tests and tools choose. `epoch` and `lap`: where flags start and wrap; the same on all ranks."""
+
+    transport: Mapping[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+    lap: int = 0xFFFFFFFE
+
+
+@functools.lru_cache(maxsize=1)
+def process_engine(pid: int) -> Any:
+    """The engine of this process; a forked child gets its own. Never freed: its thread may outlive Python."""
+    return lib.cr_engine_new()
+
+
+@dataclass
+class Group:
+    """Joined ranks: native communicator, links and memory. Closed by the communicator that holds it."""
+
+    rank: int
+    size: int
+    settings: Settings
+    backend: Backend
+    native: Any
+    segment: Memory
+    endpoints: dict[str, Endpoint]
+    connections: dict[int, Connection]
+    links: dict[int, str]
+    capabilities: frozenset[str]
+    token: bytes
+    pair_packets_half: int
+    keep: list[Any]
+
+    def release(self) -> None:
+        """Free everything, once nothing is in flight."""
+        lib.cr_comm_free(self.native)
+        for endpoint in self.endpoints.values():
+            endpoint.close()
+        self.segment.close()
+
+
+_Reply = TypeVar("_Reply", _Hello, _Reaches, _Links, _Keys, _Offers)
+
+
+@dataclass
+class Setup:
+    """One rank's way through group set-up. `engine` and `native_group` are native handles (the latter may be NULL)."""
+
+    rank: int
+    size: int
+    exchange: Exchange
+    settings: Settings
+    registry: Registry
+    options: Options
+    engine: Any
+    native_group: Any
+
+    def run(self) -> Group:
+        """Collective. Raises BootstrapError on every rank if any fails."""
+        hellos = self._round(_Hello, self._hello)
+        self._compare(hellos)
+        settings = self.settings.adopt(hellos[0].settings)
+        backend: Backend = self.registry.require("backends", "cpu")
+        context = Context(self.rank, self.size, hellos[0].token, backend, dict(self.options.transport))
+        endpoints: dict[str, Endpoint] = {}
+        addresses = self._round(_Reaches, lambda: self._open(settings, context, endpoints))
+        reaches = self._round(_Links, lambda: self._reach(endpoints, addresses))
+        links = self._round_choose(reaches)
+        shape = _shape(self.size, settings)
+        memory: list[Memory] = []
+        keys = self._round(_Keys, lambda: self._register(shape, backend, endpoints, links, memory))
+        native = self._native(shape, memory[0], hellos, settings)
+        group = Group(
+            self.rank, self.size, settings, backend, native, memory[0], endpoints, {}, links, frozenset(), context.token, PAIR_PACKETS, []
+        )  # fmt: skip
+        offers = self._round(_Offers, lambda: self._connect(group, addresses, keys))
+        group.capabilities = frozenset.intersection(*(frozenset(offer.capabilities) for offer in offers))
+        return group
+
+    def _round(self, kind: type[_Reply], work: Callable[[], _Reply]) -> list[_Reply]:
+        """Exchange what `work` returns, or that it failed."""
+        error: Exception | None = None
+        try:
+            mine = msgspec.msgpack.encode(work())
+        except (CommrtError, OSError, MemoryError, ValueError) as caught:
+            error = caught
+            mine = msgspec.msgpack.encode(_Failed(f"{type(caught).__name__}: {caught}"))
+        replies = self.exchange(mine)
+        if error is not None:
+            raise error
+        return [self._decode(kind, reply, rank) for rank, reply in enumerate(replies)]
+
+    def _decode(self, kind: type[_Reply], reply: bytes, rank: int) -> _Reply:
+        try:
+            return msgspec.msgpack.decode(reply, type=kind)
+        except msgspec.DecodeError as error:
+            try:
+                failed = msgspec.msgpack.decode(reply, type=_Failed)
+            except msgspec.DecodeError:
+                raise BootstrapError(f"rank {rank} sent a malformed set-up: {error}", rank=self.rank, peer=rank) from error
+            raise BootstrapError(f"rank {rank} failed to set up: {failed.reason}", rank=self.rank, peer=rank) from None
+
+    def _hello(self) -> _Hello:
+        boot = Path("/proc/sys/kernel/random/boot_id")
+        return _Hello(
+            __version__, self.size, self.settings.shared(), secrets.token_bytes(16),
+            boot.read_text().strip() if boot.exists() else "", tuple(sorted(os.sched_getaffinity(0))),
+        )  # fmt: skip
+
+    def _compare(self, hellos: Sequence[_Hello]) -> None:
+        for field_name in ("version", "size"):
+            values = {getattr(hello, field_name): rank for rank, hello in enumerate(hellos)}
+            if len(values) > 1:
+                both = ", ".join(f"{value} (rank {rank})" for value, rank in values.items())
+                raise BootstrapError(f"ranks have different {field_name}s: {both}", rank=self.rank)
+
+    def _open(self, settings: Settings, context: Context, endpoints: dict[str, Endpoint]) -> _Reaches:
+        for name in self._candidates(settings):
+            endpoints[name] = self.registry.require("transports", name).open(context)
+        return _Reaches({name: endpoint.address for name, endpoint in endpoints.items()})
+
+    def _candidates(self, settings: Settings) -> list[str]:
+        if settings.transport is not None:
+            probe = self.registry.require("transports", settings.transport).probe()
+            if not probe.devices:
+                raise Unavailable(f"transport {settings.transport!r} can't serve here: {probe.reason}", rank=self.rank)
+            return [settings.transport]
+        usable = self.registry.usable("transports")
+        return [name for name, transport in sorted(usable.items()) if name not in ON_REQUEST and transport.probe().devices]
+
+    def _reach(self, endpoints: dict[str, Endpoint], addresses: Sequence[_Reaches]) -> _Links:
+        found: dict[str, list[tuple[float, float] | None]] = {}
+        for name, endpoint in endpoints.items():
+            row: list[tuple[float, float] | None] = []
+            for rank, offer in enumerate(addresses):
+                reach = endpoint.reach(rank, offer.addresses[name]) if name in offer.addresses else None
+                row.append((reach.latency_us, reach.bandwidth_gbps) if reach else None)
+            found[name] = row
+        return _Links(found)
+
+    def _round_choose(self, reaches: Sequence[_Links]) -> dict[int, str]:
+        """The best link that both ends can use, for each peer; both ends come to the same answer."""
+        return {peer: self._best(reaches, peer) for peer in range(self.size)}
+
+    def _best(self, reaches: Sequence[_Links], peer: int) -> str:
+        both: list[tuple[float, str]] = []
+        for name, row in reaches[self.rank].reaches.items():
+            there, back = row[peer], reaches[peer].reaches.get(name, [None] * self.size)[self.rank]
+            if there and back:
+                both.append((max(there[0], back[0]) + 1e3 / min(there[1], back[1]), name))
+        if not both:
+            names = ", ".join(sorted(reaches[self.rank].reaches)) or "none"
+            raise BootstrapError(f"no transport joins ranks {self.rank} and {peer} (tried {names})", rank=self.rank, peer=peer)
+        return min(both)[1]
+
+    def _register(
+        self, shape: Any, backend: Backend, endpoints: dict[str, Endpoint], links: dict[int, str], memory: list[Memory]
+    ) -> _Keys:
+        memory.append(backend.allocate(lib.cr_segment_bytes(shape), self.options.transport.get("segment_kind")))
+        if memory[0].kind.coherence != "kernel":
+            raise ConfigError(f"scratch must be kernel-coherent; {memory[0].kind.name!r} memory is not", rank=self.rank)
+        return _Keys({name: endpoints[name].register(memory[0]) for name in sorted(set(links.values()))})
+
+    def _native(self, shape: Any, segment: Memory, hellos: Sequence[_Hello], settings: Settings) -> Any:
+        here = [hello for hello in hellos if hello.boot == hellos[self.rank].boot]
+        cpus = {cpu for hello in here for cpu in hello.cpus}
+        config = ffi.new("cr_config*")
+        config.shape = shape[0]
+        config.rank = self.rank
+        config.segment = ffi.cast("char*", segment.address)
+        config.epoch, config.lap = self.options.epoch, self.options.lap
+        config.oversubscribed = len(here) > len(cpus)
+        native = lib.cr_comm_new(self.engine, config, self.native_group)
+        if native == ffi.NULL:
+            raise BootstrapError("the native communicator refused its configuration", rank=self.rank)
+        return native
+
+    def _connect(self, group: Group, addresses: Sequence[_Reaches], keys: Sequence[_Keys]) -> _Offers:
+        capabilities = {"mapped", "direct"}
+        for peer, name in group.links.items():
+            connection = group.endpoints[name].connect(peer, addresses[peer].addresses[name], keys[peer].keys[name])
+            group.connections[peer] = connection
+            if connection.mapped is None:
+                capabilities.discard("mapped")
+            if connection.direct is None:
+                capabilities.discard("direct")
+            self._attach(group, peer, connection)
+        names = set(group.links.values())
+        if len(names) == 1:
+            capabilities |= group.endpoints[names.pop()].group(range(self.size), self.exchange)
+        _log.info("rank %d of %d: links %s, capabilities %s", self.rank, self.size, group.links, sorted(capabilities))
+        return _Offers(tuple(sorted(capabilities)))
+
+    def _attach(self, group: Group, peer: int, connection: Connection) -> None:
+        port = connection.port
+        if port is not None and not isinstance(port, ffi.CData):
+            wrapped = PythonPort(port)
+            group.keep.append(wrapped)
+            port = wrapped.struct
+        # A rank is in its own memory, whatever leads to its peers.
+        own = peer == self.rank
+        segment = group.segment.address if own else connection.mapped
+        lib.cr_comm_connect(
+            group.native, peer, ffi.cast("char*", segment or 0), ffi.NULL if own or port is None else port,
+            connection.direct or ffi.NULL, -1 if own else connection.life,
+        )  # fmt: skip
+
+
+def half(size: int, nbytes: int) -> int:
+    """Bytes of one half of a region, the other of which belongs to the epochs of other parity."""
+    return max(256 * size, nbytes // 2) // 128 * 128
+
+
+def _shape(size: int, settings: Settings) -> Any:
+    scratch, packets = half(size, settings.scratch_bytes), half(size, settings.packet_bytes)
+    return ffi.new("cr_shape*", [size, scratch, packets, _PAIR_SCRATCH, PAIR_PACKETS])

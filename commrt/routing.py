@@ -1,0 +1,125 @@
+"""From selection to native code: which program serves which sizes, built and lowered when first needed."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from typing import Any
+
+from commrt.algorithm import Algorithm
+from commrt.collectives import ROOTED
+from commrt.errors import InvalidArgument
+from commrt.group import Group, half
+from commrt.native import COLLECTIVE_CODES, as_native, ffi, lib
+from commrt.plan import COLLECTIVES, Plan
+from commrt.plugins import Registry
+from commrt.selection import Explanation, Selection
+
+_PAIR = 2  # ranks of a point-to-point lane: the sender is 0, the receiver 1
+
+
+def identifier(name: str) -> int:
+    """A plan's number in fingerprints: of its name alone, so that it is the same on all ranks."""
+    return zlib.crc32(name.encode())
+
+
+class Router:
+    """One communicator's programs. Callable from any thread. Caches are bounded by algorithms times roots."""
+
+    def __init__(self, group: Group, registry: Registry) -> None:
+        self._group, self._registry = group, registry
+        self._lock = threading.RLock()
+        self._programs: dict[tuple[Any, str, int], Any] = {}
+        self._selection: Selection | None = None
+        self._lane = lib.cr_comm_collectives(group.native)
+
+    @property
+    def selection(self) -> Selection:
+        """This job's, made when first asked for: finding the algorithms imports them all."""
+        with self._lock:
+            if self._selection is None:
+                settings = self._group.settings
+                self._selection = Selection(
+                    self._registry.usable("algorithms"), packets_half=half(self._group.size, settings.packet_bytes),
+                    pair_packets_half=self._group.pair_packets_half, forced=settings.algorithm,
+                )  # fmt: skip
+            return self._selection
+
+    def names(self) -> dict[int, str]:
+        """Algorithms by their number in fingerprints."""
+        return {identifier(name): name for name in self.selection.algorithms}
+
+    def install(self, call: Any, lane: Any = None) -> None:
+        """Make the native routes that a call lacks, for ordinary and for symmetric memory."""
+        lane = self._lane if lane is None else lane
+        collective = COLLECTIVES[call.collective]
+        root = int(call.root) if collective in ROOTED else 0
+        with self._lock:
+            for symmetric in (False, True) if "mapped" in self._group.capabilities else (False,):
+                self._install(lane, collective, symmetric, root)
+
+    def forced(
+        self, collective: str, nbytes: int, root: int, algorithm: str | None, precise: bool, symmetric: bool
+    ) -> Any:
+        """The program for one call that names its algorithm, or wants to round once."""
+        choice = self.selection.choose(
+            collective, nbytes, self._group.size, symmetric, self._group.capabilities, algorithm, precise
+        )
+        with self._lock:
+            return self._program(self._lane, choice.algorithm, root if collective in ROOTED else 0)
+
+    def forced_pair(self, lane: Any, nbytes: int, send: bool, algorithm: str, symmetric: bool) -> Any:
+        """As `forced`, for a point-to-point lane."""
+        choice = self.selection.choose("send", nbytes, _PAIR, symmetric, self._group.capabilities, algorithm)
+        with self._lock:
+            return self._program(lane, choice.algorithm, 0, 0 if send else 1)
+
+    def custom(self, plan: Plan) -> Any:
+        """The program of a plan that the caller brings. Raises InvalidArgument if it does not fit this communicator."""
+        if plan.ranks != self._group.size:
+            raise InvalidArgument(f"plan {plan.name!r} is for {plan.ranks} ranks, not {self._group.size}", rank=self._group.rank)
+        with self._lock:
+            return self._lowered((self._lane, plan.digest, 0), self._lane, plan, self._group.rank)
+
+    def explain(self, collective: str, nbytes: int, symmetric: bool, algorithm: str | None, precise: bool) -> Explanation:
+        """What would run and why."""
+        ranks = _PAIR if collective == "send" else self._group.size
+        return self.selection.explain(
+            collective, nbytes, ranks, symmetric, self._group.capabilities, algorithm, precise
+        )
+
+    def _install(self, lane: Any, collective: str, symmetric: bool, root: int) -> None:
+        pair = collective == "send"
+        role = int(lib.cr_lane_rank(lane)) if pair else None
+        ranks = _PAIR if pair else self._group.size
+        steps = self.selection.thresholds(collective, ranks, symmetric, self._group.capabilities)
+        programs = [
+            self._program(lane, self.selection.algorithms[f"{collective}/{name}"], root, role) for _, name in steps
+        ]
+        lib.cr_lane_route(
+            lane, COLLECTIVE_CODES[collective], symmetric, root,
+            ffi.new("unsigned long long[]", [most for most, _ in steps]), ffi.new("cr_program*[]", programs), len(steps),
+        )  # fmt: skip
+
+    def _program(self, lane: Any, algorithm: Algorithm, root: int, role: int | None = None) -> Any:
+        name = f"{algorithm.collective}/{algorithm.name}"
+        found = self._programs.get((lane, name, root))
+        if found is not None:
+            return found
+        rank = self._group.rank if role is None else role
+        plan = algorithm.plan(self._group.size if role is None else _PAIR, only=[rank], root=root)
+        return self._lowered((lane, name, root), lane, plan, rank)
+
+    def _lowered(self, key: tuple[Any, str, int], lane: Any, plan: Plan, rank: int) -> Any:
+        found = self._programs.get(key)
+        if found is None:
+            native, keep = as_native(plan.program(rank), plan, identifier(plan.name))
+            out = ffi.new("cr_program**")
+            code = lib.cr_program_new(lane, native, out)
+            del keep
+            if code == lib.CR_NO_MEMORY:
+                raise MemoryError(f"no memory for plan {plan.name!r}")
+            if code:
+                raise InvalidArgument(f"plan {plan.name!r} does not fit into this communicator's scratch", rank=rank)
+            found = self._programs[key] = out[0]
+        return found

@@ -1,0 +1,62 @@
+"""Making a communicator out of part of another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from commrt.errors import InvalidArgument
+from commrt.native import ffi
+
+if TYPE_CHECKING:
+    from commrt.communicator import Communicator
+
+
+_BUSY, _DONE = b"\x01", b"\x00"
+
+
+class _Wish(msgspec.Struct, frozen=True):
+    color: int | None
+    key: int
+
+
+def split(parent: Communicator, color: int | None, key: int) -> Communicator | None:
+    """See `Communicator.split`. Set-up goes through the parent, so every rank takes part in every step of it."""
+    from commrt.communicator import Communicator
+
+    for name, value in (("color", color), ("key", key)):
+        if value is not None and not isinstance(value, int):
+            raise InvalidArgument(f"{name} is an integer, not {value!r}", rank=parent.rank)
+    wishes = [_decode(wish) for wish in parent.exchange(msgspec.msgpack.encode(_Wish(color, key)))]
+    if color is None:
+        _attend(parent)
+        return None
+    members = sorted(
+        (rank for rank, wish in enumerate(wishes) if wish.color == color), key=lambda rank: (wishes[rank].key, rank)
+    )
+
+    def exchange(value: bytes) -> list[bytes]:
+        replies = parent.exchange(_BUSY + value)
+        return [replies[rank][1:] for rank in members]
+
+    try:
+        return Communicator(
+            replace(
+                parent.setup, rank=members.index(parent.rank), size=len(members), exchange=exchange,
+                settings=parent.settings, native_group=ffi.NULL,
+            )
+        )  # fmt: skip
+    finally:
+        _attend(parent)
+
+
+def _attend(parent: Communicator) -> None:
+    """Take part in the steps of those who still set up: groups may need different numbers of them."""
+    while any(reply != _DONE for reply in parent.exchange(_DONE)):
+        pass
+
+
+def _decode(wish: bytes) -> _Wish:
+    return msgspec.msgpack.decode(wish, type=_Wish)

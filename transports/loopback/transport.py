@@ -1,0 +1,124 @@
+"""Loopback: the ranks of a communicator are threads of this process, and see each other's memory as it is.
+
+Options (of `commrt.transport.Context.options`): `family` "mapped" (default) or "port", where every put and signal goes
+through a bounded queue. The mapped form's group adds an emulated switch. Results obtained over the emulated switch or
+memory kind show that plans are right, not how fast hardware is.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from commrt.backend import Memory, MemoryKind, Probe
+from commrt.errors import ConfigError, TransportError
+from commrt.native import ffi, lib
+from commrt.ports import QueuePort
+from commrt.transport import Context, Exchange, Reach
+
+EMULATED_LAUNCH = MemoryKind("emulated_launch", "launch")
+FAMILIES = ("mapped", "port")
+
+
+class Address(msgspec.Struct, frozen=True):
+    """The process, and the communicator."""
+
+    pid: int
+    token: bytes
+
+
+class LoopbackTransport:
+    """Implements `commrt.transport.Transport`. Knows the memory that its endpoints registered, by unguessable key."""
+
+    name = "loopback"
+    memory_kinds: tuple[MemoryKind, ...] = (EMULATED_LAUNCH,)
+
+    def __init__(self) -> None:
+        self.registered: WeakValueDictionary[bytes, Memory] = WeakValueDictionary()
+
+    def probe(self) -> Probe:
+        """Always there."""
+        return Probe(devices=("this process",))
+
+    def open(self, context: Context) -> LoopbackEndpoint:
+        """An endpoint of this process."""
+        family = context.options.get("family", "mapped")
+        if family not in FAMILIES:
+            raise ConfigError(f"loopback has no family {family!r}, only {', '.join(FAMILIES)}")
+        return LoopbackEndpoint(self, context, family)
+
+
+class LoopbackEndpoint:
+    """Implements `commrt.transport.Endpoint`."""
+
+    def __init__(self, transport: LoopbackTransport, context: Context, family: str) -> None:
+        self._transport, self._context, self._family = transport, context, family
+        self.address = msgspec.msgpack.encode(Address(os.getpid(), context.token))
+        self._connections: list[LoopbackConnection] = []
+
+    def reach(self, rank: int, address: bytes) -> Reach | None:
+        """Same process, same communicator."""
+        peer = msgspec.msgpack.decode(address, type=Address)
+        if (peer.pid, peer.token) != (os.getpid(), self._context.token):
+            return None
+        return Reach(latency_us=0.1, bandwidth_gbps=10.0)
+
+    def register(self, memory: Memory) -> bytes:
+        """An unguessable key for it."""
+        key = secrets.token_bytes(16)
+        self._transport.registered[key] = memory
+        return key
+
+    def connect(self, rank: int, address: bytes, key: bytes) -> LoopbackConnection:
+        """Look the peer's segment up."""
+        connection = LoopbackConnection(self._transport, find(self._transport, key), self._family)
+        self._connections.append(connection)
+        return connection
+
+    def group(self, members: Sequence[int], exchange: Exchange) -> frozenset[str]:
+        """The emulated switch, if every member is mapped."""
+        families = exchange(self._family.encode())
+        return frozenset({"switch"}) if set(families) == {b"mapped"} else frozenset()
+
+    def close(self) -> None:
+        """Let go of the peers' memory."""
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
+
+
+class LoopbackConnection:
+    """Implements `commrt.transport.Connection`."""
+
+    life = -1
+
+    def __init__(self, transport: LoopbackTransport, segment: Memory, family: str) -> None:
+        self._transport, self._held = transport, [segment]
+        self.mapped: int | None = segment.address if family == "mapped" else None
+        self.port = QueuePort(segment.address, segment.nbytes) if family == "port" else None
+        self.direct = ffi.new("cr_port*")
+        lib.cr_port_same_process(self.direct)
+
+    def open(self, key: bytes) -> Memory:
+        """The peer's memory itself."""
+        memory = find(self._transport, key)
+        self._held.append(memory)
+        return memory
+
+    def close(self) -> None:
+        """Let go."""
+        for memory in self._held:
+            memory.close()
+        self._held.clear()
+
+
+def find(transport: LoopbackTransport, key: bytes) -> Memory:
+    """Registered memory, held once more. Raises TransportError if the key is of none, or its owner has dropped it."""
+    memory = transport.registered.get(key)
+    if memory is None:
+        raise TransportError("a peer's loopback key is of no memory of this process")
+    return memory.retain()
