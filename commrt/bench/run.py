@@ -52,8 +52,9 @@ def _run_processes(options: Options, ranks: int) -> int:
 def _run_threads(options: Options, ranks: int) -> int:
     from commrt.testing.world import World
 
-    world = World(ranks, transport="loopback")
-    return max(world.run(lambda comm: report_rank(comm, options)))
+    settings = {} if options.timeout_s is None else {"timeout_s": options.timeout_s}
+    with World(ranks, transport="loopback", **settings) as world:
+        return max(world.run(lambda comm: report_rank(comm, options)))
 
 
 def run_rank(options: Options) -> int:
