@@ -7,6 +7,7 @@ rate-limited line in the log. All state below `_loop` belongs to the thread; oth
 
 from __future__ import annotations
 
+import atexit
 import errno
 import itertools
 import logging
@@ -95,14 +96,15 @@ class StoreServer:
             pass
 
     def stop(self) -> None:
-        """End the thread and close every socket. Idempotent."""
+        """Close what worlds are open, end the thread and close every socket. Idempotent, bounded as `close_world`."""
 
         def stop() -> None:
+            for generation in self._worlds:
+                self._close_world(generation, threading.Event())
             self._stopping = True
 
         self._call(stop)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(2 * LINGER_S)
+        self._thread.join(2 * LINGER_S)
 
     def forget(self) -> None:
         """In a forked child: close this process's copies of the sockets; the parent's connections stay as they are."""
@@ -118,7 +120,7 @@ class StoreServer:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
+            while not self._stopping or self._closing:
                 self._loop()
         except Exception:
             log.exception("the bootstrap store failed")
@@ -362,6 +364,14 @@ _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 def _forget_in_child() -> None:
     for server in list(_servers):
         server.forget()
+    _servers.clear()
+
+
+@atexit.register
+def _stop_at_exit() -> None:
+    """A program that ends without closing its stores still lets the other ranks hear the last word."""
+    for server in list(_servers):
+        server.stop()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

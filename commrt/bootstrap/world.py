@@ -36,6 +36,11 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'' if len(listed) == 1 else 's'} {shown}{more}"
 
 
+def _root_last(ranks: Iterable[int]) -> list[int]:
+    """Rank 0 may exit upon what it hears, and the server with it."""
+    return sorted(ranks, reverse=True)
+
+
 class World:
     """Exchanges among `size` ranks. Any fault in joining fails the world: every rank is told, also those that come
     later.
@@ -86,9 +91,9 @@ class World:
     def _fail(self, message: str, ranks: list[int]) -> None:
         self.failure = Refused("", "error", message, ranks)
         self._exchanges.clear()
-        for rank, member in self._members.items():
+        for rank in _root_last(self._members):
             self._told.add(rank)
-            member.send(encode(self.failure))
+            self._members[rank].send(encode(self.failure))
 
     def put(self, rank: int, key: str, value: bytes) -> None:
         """A rank's value for `key`; completes or fails the exchange where it decides it."""
@@ -114,9 +119,9 @@ class World:
 
     def _complete(self, key: str, exchange: _Exchange) -> None:
         frames = part_frames(key, [exchange.values[rank] for rank in range(self.size)])
-        for member in self._members.values():
+        for rank in _root_last(self._members):
             for frame in frames:
-                member.send(frame)
+                self._members[rank].send(frame)
         del self._exchanges[key]
 
     def give_up(self, key: str) -> None:
@@ -160,7 +165,7 @@ class World:
 
     def _tell(self, key: str, exchange: _Exchange, refusal: Refused, ranks: list[int]) -> None:
         frame = encode(refusal)
-        for rank in ranks:
+        for rank in _root_last(ranks):
             exchange.told.add(rank)
             if rank in self._members:
                 self._members[rank].send(frame)
