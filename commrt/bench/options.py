@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from commrt.dtypes import DTYPES, REDUCE_OPS, REDUCIBLE, by_name
 from commrt.errors import InvalidArgument, UnknownName, UnsupportedType
-from commrt.settings import parse_nbytes
+from commrt.settings import parse_nbytes, parse_seconds
 from commrt.testing.data import COLLECTIVES, REDUCING, ROOTED, numpy_dtype
 
 DEFAULT_RANKS = 2
@@ -66,9 +68,9 @@ def make(collective: str, *, op: str = "sum", dtype: str = "float32", **rest: An
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
     given = {name: value for name, value in rest.items() if value is not None}
-    for name in ("min_bytes", "max_bytes", "step_bytes"):
+    for flag, name in (("-b", "min_bytes"), ("-e", "max_bytes"), ("-i", "step_bytes")):
         if name in given:
-            given[name] = _nbytes(name, given[name])
+            given[name] = _nbytes(flag, given[name])
     if "max_bytes" not in given:
         given["max_bytes"] = max(given.get("min_bytes", 0), DEFAULT_MAX_BYTES)
     dtypes, skipped = _dtypes(collective, dtype)
@@ -106,12 +108,12 @@ def bus_factor(collective: str, ranks: int) -> float:
     return (ranks - 1) / ranks if collective in _PER_RANK else 1.0
 
 
-def _nbytes(name: str, value: object) -> int:
+def _nbytes(flag: str, value: object) -> int:
     try:
         return parse_nbytes(value)
     except ValueError:
         expected = "a positive number of bytes, like 8, 64K or 128M"
-        raise InvalidArgument(f"{name} is {value!r}, and must be {expected}") from None
+        raise InvalidArgument(f"{flag} is {value!r}, and must be {expected}") from None
 
 
 def _dtypes(collective: str, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -164,3 +166,14 @@ def _check(options: Options) -> None:
             raise InvalidArgument(f"{flag} is {value}, and must lie within {least}..{most}")
     if options.max_bytes < options.min_bytes:
         raise InvalidArgument(f"-e ({options.max_bytes} bytes) is less than -b ({options.min_bytes} bytes)")
+    if options.timeout_s is not None:
+        _check_seconds(options.timeout_s)
+    if options.json is not None and not os.access(Path(options.json).absolute().parent, os.W_OK):
+        raise InvalidArgument(f"-J is {options.json!r}, and there is no folder where that could be written")
+
+
+def _check_seconds(value: float) -> None:
+    try:
+        parse_seconds(value)
+    except ValueError:
+        raise InvalidArgument(f"-T is {value:g}, and must be a positive number of seconds") from None

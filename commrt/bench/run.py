@@ -15,7 +15,9 @@ from commrt.bench import report
 from commrt.bench.measure import measure
 from commrt.bench.options import DEFAULT_RANKS, Options, cells
 from commrt.bench.progress import Progress
-from commrt.errors import CommrtError, ConfigError, InvalidArgument
+from commrt.bootstrap import detect
+from commrt.errors import CommrtError, ConfigError, InvalidArgument, UnknownName
+from commrt.plugins import default_registry
 
 _MOST_PLACE_BYTES = 256
 
@@ -25,20 +27,30 @@ def run(options: Options, ranks: int | None) -> int:
 
     Under a launcher this process is one rank of it; `ranks` must then be the launcher's number, or None.
     """
-    from commrt.bootstrap import detect
-
     found = detect()
     if found.launcher != "none":
         if ranks not in (None, found.size):
             raise ConfigError(f"-n is {ranks}, but {found.launcher} started {found.size} ranks")
         return run_rank(options)
-    if ranks is None:
-        ranks = DEFAULT_RANKS
+    ranks = DEFAULT_RANKS if ranks is None else ranks
     if ranks < 1:
         raise InvalidArgument(f"-n is {ranks}, and must be at least 1")
     if options.root >= ranks:
         raise InvalidArgument(f"-r is {options.root}, and must lie within -1..{ranks - 1}")
+    _check_names(options)
     return _run_threads(options, ranks) if options.transport == "loopback" else _run_processes(options, ranks)
+
+
+def _check_names(options: Options) -> None:
+    """What every rank would find out, once and before any is started."""
+    registry = default_registry()
+    if options.transport not in (None, *registry.names("transports")):
+        raise UnknownName("transport", str(options.transport), registry.names("transports"))
+    collective = "send" if options.collective == "sendrecv" else options.collective
+    pairs = [name.split("/", 1) for name in registry.names("algorithms") if "/" in name]
+    algorithms = [name for of, name in pairs if of == collective]
+    if options.algorithm not in (None, *algorithms):
+        raise UnknownName(f"{collective} algorithm", str(options.algorithm), algorithms)
 
 
 def _run_processes(options: Options, ranks: int) -> int:
@@ -52,7 +64,7 @@ def _run_processes(options: Options, ranks: int) -> int:
 def _run_threads(options: Options, ranks: int) -> int:
     from commrt.testing.world import World
 
-    settings = {} if options.timeout_s is None else {"timeout_s": options.timeout_s}
+    settings: dict[str, Any] = {} if options.timeout_s is None else {"timeout_s": options.timeout_s}
     with World(ranks, transport="loopback", **settings) as world:
         return max(world.run(lambda comm: report_rank(comm, options)))
 
@@ -61,16 +73,14 @@ def run_rank(options: Options) -> int:
     """Be one rank of a launched job; returns its exit status, having said on stderr what went wrong."""
     import commrt
 
-    rank = None
+    rank = detect().rank
     try:
         with commrt.init(transport=options.transport, timeout=options.timeout_s) as comm:
-            rank = comm.rank
             return report_rank(comm, options)
-    except CommrtError as error:
+    except (CommrtError, OSError) as error:
         # Every rank has the same arguments: the first says what is wrong with them.
-        if not isinstance(error, InvalidArgument) or rank in (None, 0):
-            who = "" if rank is None else f" rank {rank}:"
-            print(f"commrt bench:{who} {type(error).__name__}: {error}", file=sys.stderr)
+        if not isinstance(error, InvalidArgument) or rank == 0:
+            print(f"commrt bench: rank {rank}: {type(error).__name__}: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidArgument) else 1
 
 
