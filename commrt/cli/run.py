@@ -24,7 +24,7 @@ def run(
     timeout: Annotated[
         float | None, typer.Option(min=0, help="Stop the job after so many seconds; status 124.")
     ] = None,
-    no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Don't put `[rank] ` before each line.")] = False,
+    no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Don't put the rank before each line.")] = False,
     module: Annotated[bool, typer.Option("-m", help="PROGRAM is a Python module.")] = False,
 ) -> None:
     """Run PROGRAM as N ranks on this host.
