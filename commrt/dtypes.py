@@ -30,6 +30,23 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def extended(self) -> bool:
+        """Whether numpy itself lacks it, and ml_dtypes has it."""
+        return self.name.startswith(("bfloat", "float8"))
+
+    def to_numpy(self) -> Any:
+        """The numpy dtype object, which there is one of. Raises UnsupportedType where only ml_dtypes has it and isn't there."""
+        import numpy
+
+        if not self.extended:
+            return numpy.dtype(self.name)
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise UnsupportedType(f"numpy has no {self.name}: install ml_dtypes") from None
+        return numpy.dtype(getattr(ml_dtypes, self.name))
+
 
 @dataclass(frozen=True)
 class ReduceOp:

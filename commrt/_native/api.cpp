@@ -8,7 +8,6 @@ using namespace commrt;
 namespace {
 
 constexpr u32 MAX_SEGMENTS = 1024;
-constexpr double SLICE_S = 0.1;  // how long a caller's signals may wait
 
 i64 to_ns(double seconds) { return seconds < 0 || seconds > 1e9 ? -1 : (i64)(seconds * 1e9); }
 i64 limit(double seconds) {
@@ -114,12 +113,6 @@ int cr_run(cr_lane* lane, const cr_call* call, double timeout_s, double slice_s,
   return code;
 } catch (const std::bad_alloc&) {
   return CR_NO_MEMORY;
-}
-
-int cr_collective(cr_lane* lane, unsigned collective, unsigned dtype, unsigned reduction, unsigned root, const void* input,
-                  void* output, unsigned long long count, double timeout_s, cr_launch** pending) {
-  cr_call call{nullptr, collective, dtype, reduction, root, (void*)input, output, count};
-  return cr_run(lane, &call, timeout_s, SLICE_S, pending);
 }
 
 int cr_start(cr_lane* lane, const cr_call* call, double timeout_s, cr_launch** out) try {

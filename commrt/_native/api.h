@@ -6,7 +6,7 @@ extern "C" {
 #endif
 // CDEF BEGIN
 enum cr_code {
-  CR_OK = 0, CR_PENDING = 1, CR_NEED_PLAN = 2, CR_NO_MEMORY = 3, CR_INVALID = 4,
+  CR_OK = 0, CR_PENDING = 1, CR_NEED_PLAN = 2, CR_NO_MEMORY = 3, CR_INVALID = 4, CR_UNFIT = 5,
   CR_MISMATCH = 10, CR_PEER_LOST = 11, CR_TIMEOUT = 12, CR_ABORTED = 13, CR_DEADLOCK = 14, CR_TRANSPORT = 15,
   CR_BOUNDS = 16, CR_CLOSED = 17
 };
@@ -103,8 +103,11 @@ typedef struct {
 
 // Runs an operation to its end. CR_PENDING: not within `slice_s`; *pending is its handle, to wait on and release.
 int cr_run(cr_lane*, const cr_call*, double timeout_s, double slice_s, cr_launch** pending);
-int cr_collective(cr_lane*, unsigned int collective, unsigned int dtype, unsigned int reduction, unsigned int root,
-                  const void* input, void* output, unsigned long long count, double timeout_s, cr_launch** pending);
+// The same for two numpy arrays by their addresses as objects, which the caller holds; x may be out. CR_UNFIT: nothing
+// was done, the arrays need a closer look. Types are told to the engine first: `descr` is the address of the dtype object.
+int cr_numpy_run(cr_lane*, unsigned int collective, unsigned int reduction, unsigned int root, unsigned long long x,
+                 unsigned long long out, double timeout_s, double slice_s, cr_launch** pending);
+void cr_engine_numpy_type(cr_engine*, unsigned long long header, unsigned long long descr, unsigned int dtype);
 int cr_start(cr_lane*, const cr_call*, double timeout_s, cr_launch** out);
 int cr_wait(cr_launch*, double timeout_s);    // CR_PENDING: not within the timeout
 int cr_poll(cr_launch*);

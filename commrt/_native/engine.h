@@ -22,6 +22,10 @@ struct cr_engine {
   void start_thread();
   commrt::SpinLock& gate() { return gate_; }
 
+  enum { TYPES = 19 };
+  std::atomic<void*> numpy_types[TYPES] = {};       // numpy's dtype objects, by code
+  std::atomic<u64> numpy_header{0};                 // bytes before the fields of an array object
+
  private:
   struct Running { cr_lane* lane; cr_launch* launch; };
 
