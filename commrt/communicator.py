@@ -94,6 +94,12 @@ def init(
     return communicator
 
 
+_SLICE_S = 0.1  # how long a signal to this process may wait
+_LEAST_HELD = 8
+_COLLECTIVES = object()  # the lane of collectives, as a default argument
+_SEND = COLLECTIVE_CODES["send"]
+
+
 class Communicator:
     """An ordered group of ranks. Made by `init`, `split`, or `commrt.testing.World`.
 
@@ -115,8 +121,10 @@ class Communicator:
         self._symmetric = SymmetricMemory(self._group, self.exchange)
         self._slots = threading.local()
         self._ndarray: type | None = None
+        self._lanes: dict[tuple[int, bool], Any] = {}  # point to point, by peer and direction
         self._last: tuple[Stream | None, Event | None] = (None, None)
         self._held: list[NativeWork] = []
+        self._most_held = _LEAST_HELD  # sweep then: a constant share of the work, however much is in flight
         _open.add(self)
 
     # --- collectives -----------------------------------------------------------------------------------------------
@@ -206,11 +214,13 @@ class Communicator:
 
     def send(self, x: Any, dst: int, *, algorithm: str | None = None, timeout: float | None = None) -> None:
         """Send `x` to rank `dst`, which receives as many elements of the same dtype. May return before it has them."""
-        self._pair(x, dst, True, False, algorithm, timeout)
+        if algorithm or timeout or not self._fast(_SEND, 0, 0, x, x, self._lanes.get((dst, True))):
+            self._pair(x, dst, True, False, algorithm, timeout)
 
     def recv(self, x: Any, src: int, *, algorithm: str | None = None, timeout: float | None = None) -> Any:
         """Receive into `x` from rank `src`; returns `x`."""
-        self._pair(x, src, False, False, algorithm, timeout)
+        if algorithm or timeout or not self._fast(_SEND, 0, 0, x, x, self._lanes.get((src, False))):
+            self._pair(x, src, False, False, algorithm, timeout)
         return x
 
     def isend(self, x: Any, dst: int, *, algorithm: str | None = None, timeout: float | None = None) -> Work:
@@ -307,7 +317,7 @@ class Communicator:
 
     # --- how -------------------------------------------------------------------------------------------------------
 
-    def _fast(self, collective: int, op: int | None, root: int, x: Any, out: Any) -> bool:
+    def _fast(self, collective: int, op: int | None, root: int, x: Any, out: Any, lane: Any = _COLLECTIVES) -> bool:
         """The short way for two numpy arrays: one native call. False: nothing was done, take the long way."""
         if type(x) is not self._ndarray or type(out) is not self._ndarray or op is None or self._refusal or self._last[1]:
             return False
@@ -317,7 +327,11 @@ class Communicator:
             slot = self._slots.pending = ffi.new("cr_launch**")
         if not 0 <= root < self.size:
             return False
-        code = lib.cr_numpy_run(self._lane, collective, op, root, id(x), id(out), self._timeout, 0.1, slot)
+        if lane is _COLLECTIVES:
+            lane = self._lane
+        elif lane is None:
+            return False
+        code = lib.cr_numpy_run(lane, collective, op, root, id(x), id(out), self._timeout, _SLICE_S, slot)
         if code == _OK:
             return True
         if code in (lib.CR_UNFIT, lib.CR_NEED_PLAN, lib.CR_INVALID):
@@ -365,17 +379,18 @@ class Communicator:
         native.input, native.output = ffi.cast("void*", call.input), ffi.cast("void*", call.output)
         native.count = call.count
         if algorithm is not None or precise:
-            symmetric = self._is_symmetric(call.input, call.output)
+            symmetric = not call.nbytes or self._is_symmetric(call.input, call.output)
             native.program = self._router.forced(collective, call.nbytes, root, algorithm, precise, symmetric)
         return native, (x, out, call)
 
-    def _finish(self, call: Any, keep: Any, seconds: float) -> None:
+    def _finish(self, call: Any, keep: Any, seconds: float, lane: Any = None) -> None:
         """Run to the end. `keep` holds the arrays."""
+        lane = lane or self._lane
         pending = ffi.new("cr_launch**")
-        code = lib.cr_run(self._lane, call, seconds, 0.1, pending)
+        code = lib.cr_run(lane, call, seconds, _SLICE_S, pending)
         if code == lib.CR_NEED_PLAN:
-            self._router.install(call)
-            code = lib.cr_run(self._lane, call, seconds, 0.1, pending)
+            self._router.install(call, lane)
+            code = lib.cr_run(lane, call, seconds, _SLICE_S, pending)
         if code == lib.CR_PENDING:
             self._hold(NativeWork(pending[0], self._settle, keep)).wait()
         elif code:
@@ -395,7 +410,9 @@ class Communicator:
     def _hold(self, work: NativeWork) -> NativeWork:
         """Keep the arrays of work whose handle the caller may drop, until it is done."""
         with self._lock:
-            self._held = [held for held in self._held if not held.done()]
+            if len(self._held) >= self._most_held:
+                self._held = [held for held in self._held if not held.done()]
+                self._most_held = max(_LEAST_HELD, 2 * len(self._held))
             self._held.append(work)
         return work
 
@@ -405,19 +422,27 @@ class Communicator:
         self._check_usable()
         self._check_rank(peer, "peer")
         buffer = as_buffer(x, writable=not send)
-        lane = lib.cr_comm_pair(self._group.native, peer, send)
+        if self._ndarray is None:
+            self._learn_numpy()
+        lane = self._lanes.get((peer, send)) or self._open_pair(peer, send)
         native = ffi.new("cr_call*")
         native.collective, native.dtype, native.count = COLLECTIVE_CODES["send"], buffer.dtype.code, buffer.count
         address = ffi.cast("void*", buffer.address)
         native.input, native.output = (address, ffi.NULL) if send else (ffi.NULL, address)
         if algorithm is not None:
-            symmetric = self._is_symmetric(buffer.address)
+            symmetric = not buffer.nbytes or self._is_symmetric(buffer.address)
             native.program = self._router.forced_pair(lane, buffer.nbytes, send, algorithm, symmetric)
-        work = self._start(lane, native, (x, buffer), self._seconds(timeout))
         if async_op:
-            return work
-        work.wait()
+            return self._start(lane, native, (x, buffer), self._seconds(timeout))
+        self._finish(native, (x, buffer), self._seconds(timeout), lane)
         return None
+
+    def _open_pair(self, peer: int, send: bool) -> Any:
+        with self._lock:
+            lane = lib.cr_comm_pair(self._group.native, peer, send)
+            if lane == ffi.NULL:
+                raise MemoryError(f"no memory for the lane to rank {peer}")
+            return self._lanes.setdefault((peer, send), lane)
 
     def _on_stream(self, stream: Stream, run: Callable[[], None]) -> StreamWork:
         outcome: list[BaseException] = []

@@ -104,12 +104,13 @@ cr_lane* cr_comm_pair(cr_comm* comm, unsigned peer, int send) try {
 unsigned cr_lane_rank(cr_lane* lane) { return lane->lane.rank; }
 
 int cr_run(cr_lane* lane, const cr_call* call, double timeout_s, double slice_s, cr_launch** pending) try {
+  cr_engine& engine = *lane->comm->engine;  // the communicator may be closed under a waiting thread
   cr_launch* w;
   int code = start(*lane, *call, timeout_s, w);
   if (code) return code;
-  code = lane->comm->engine->wait(w, limit(slice_s));
+  code = engine.wait(w, limit(slice_s));
   if (code == CR_PENDING) return *pending = w, code;
-  lane->comm->engine->release(w);
+  engine.release(w);
   return code;
 } catch (const std::bad_alloc&) {
   return CR_NO_MEMORY;

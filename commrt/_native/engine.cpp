@@ -321,7 +321,11 @@ int cr_engine::wait(cr_launch* w, i64 limit) {
       if (done()) ring(*comm);
       release_claim();
     } else {
-      if (!counted) waiting_.fetch_add(1, std::memory_order_seq_cst), counted = true;
+      if (!counted) {
+        waiting_.fetch_add(1, std::memory_order_seq_cst);
+        counted = true;
+        continue;
+      }
       if (!done()) futex_wait((u32*)&turn_, seen, NAP_NS);
     }
     if (limit != INT64_MAX && now_ns() > limit) break;

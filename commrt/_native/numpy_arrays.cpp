@@ -38,7 +38,9 @@ int cr_numpy_run(cr_lane* lane, unsigned collective, unsigned reduction, unsigne
                  unsigned long long out, double timeout_s, double slice_s, cr_launch** pending) {
   cr_engine& engine = *lane->comm->engine;
   const Array &in = *(const Array*)(x + engine.numpy_header), &to = *(const Array*)(out + engine.numpy_header);
-  if (!(in.flags & C_CONTIGUOUS) || !(to.flags & C_CONTIGUOUS) || !(to.flags & WRITEABLE) || in.descr != to.descr) return CR_UNFIT;
+  bool writes = lane->kind != SEND;
+  if (!(in.flags & C_CONTIGUOUS) || !(to.flags & C_CONTIGUOUS) || in.descr != to.descr) return CR_UNFIT;
+  if (writes && !(to.flags & WRITEABLE)) return CR_UNFIT;
   u32 dtype = 0;
   while (dtype < cr_engine::TYPES && engine.numpy_types[dtype].load(std::memory_order_relaxed) != in.descr) dtype++;
   if (dtype == cr_engine::TYPES) return CR_UNFIT;
@@ -48,7 +50,8 @@ int cr_numpy_run(cr_lane* lane, unsigned collective, unsigned reduction, unsigne
   if (count * groups_in != n || elements(to) != count * groups_out) return CR_UNFIT;
   if (in.data != to.data && overlap(in, n << shift, to, (count * groups_out) << shift)) return CR_UNFIT;
   if (in.data == to.data && groups_in * groups_out > 1) return CR_UNFIT;
-  cr_call call{nullptr, collective, dtype, reduction, root, in.data, to.data, count};
+  bool reads = lane->kind != RECV;
+  cr_call call{nullptr, collective, dtype, reduction, root, reads ? in.data : nullptr, writes ? to.data : nullptr, count};
   return cr_run(lane, &call, timeout_s, slice_s, pending);
 }
 }

@@ -46,8 +46,9 @@ bool symmetric_name(const cr_comm& comm, const void* at, u64 nbytes, u64& name) 
 }
 
 // Symmetric is an operation all of whose arrays on this rank are; the others' must be too, or the fingerprints differ.
+// Where empty arrays lie means nothing, so they are ordinary on all ranks.
 bool name_symmetric(const cr_comm& comm, const cr_call& call, Launch& L) {
-  bool some = comm.windows[comm.config.rank].n && (call.input || call.output);
+  bool some = call.count && comm.windows[comm.config.rank].n;
   if (some && symmetric_name(comm, call.input, L.input_bytes, L.published_input) &&
       symmetric_name(comm, call.output, L.output_bytes, L.published_output))
     return true;

@@ -37,9 +37,11 @@ def detect(
     """Who this process is: explicit arguments, COMMRT_*, torchrun, Open MPI, MPICH / Intel MPI, Slurm, else one
     process.
 
-    Reads `environ` (`os.environ` if None) and changes nothing. Rank, size and rendezvous all given explicitly: the
-    environment's launchers are ignored. Given in part: they must agree with what the environment says. Raises
-    `ConfigError` naming the variables and their values where they are malformed, out of range or contradictory.
+    Reads `environ` (`os.environ` if None), and the names of this process's ancestors where a launcher does not name its
+    job; changes nothing. Rank, size and rendezvous all given explicitly: the environment's launchers are ignored. Given
+    in part: they must agree with what the environment says.
+
+    Raises `ConfigError` naming the variables and their values where they are malformed, out of range or contradictory.
     """
     from commrt.bootstrap.launchers import detect as detect_launcher
 

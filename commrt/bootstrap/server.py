@@ -51,7 +51,7 @@ _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errn
 class _Closing:
     generation: int
     world: World
-    deadline: float
+    since: float
     done: threading.Event
 
 
@@ -144,7 +144,7 @@ class StoreServer:
         self._finish_closing()
 
     def _patience(self) -> float | None:
-        moments = [closing.deadline for closing in self._closing]
+        moments = [closing.since + LINGER_S for closing in self._closing]
         if self._strangers:
             moments.append(next(iter(self._strangers)).deadline)
         if self._accept_after is not None:
@@ -175,14 +175,14 @@ class StoreServer:
             done.set()
             return
         world.close()
-        linger = FAILURE_LINGER_S if world.failure else LINGER_S
-        self._closing.append(_Closing(generation, world, time.monotonic() + linger, done))
+        self._closing.append(_Closing(generation, world, time.monotonic(), done))
 
     def _finish_closing(self) -> None:
         for closing in list(self._closing):
             members = [peer for peer in self._peers.values() if peer.world is closing.world]
-            settled = closing.world.everyone_told and not any(peer.unsent for peer in members)
-            if settled or time.monotonic() >= closing.deadline:
+            waited_s = time.monotonic() - closing.since
+            told = closing.world.everyone_told or waited_s >= FAILURE_LINGER_S
+            if (told and not any(peer.unsent for peer in members)) or waited_s >= LINGER_S:
                 for peer in members:
                     peer.world = None
                     self._drop(peer, None)

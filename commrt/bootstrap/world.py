@@ -56,8 +56,10 @@ class World:
 
     @property
     def everyone_told(self) -> bool:
-        """No failure that some rank has yet to hear of."""
-        return self.failure is None or len(self._told | self._gone.keys()) >= self.size
+        """No failure that some rank has yet to hear of: of joining, any rank; of an exchange, any that is connected."""
+        if self.failure:
+            return len(self._told | self._gone.keys()) >= self.size
+        return all(x.refusal is None or self._members.keys() <= x.told for x in self._exchanges.values())
 
     @property
     def pending(self) -> int:
@@ -140,12 +142,14 @@ class World:
             self._refuse_hopeless(key, exchange)
 
     def close(self) -> None:
-        """Rank 0 ends the world: whoever waits is told."""
-        for key, exchange in list(self._exchanges.items()):
+        """Rank 0 ends the world: whoever waits is told. Exchanges that failed before stay, for those yet to hear of it."""
+        for key in [key for key, exchange in self._exchanges.items() if exchange.refusal is None]:
+            exchange = self._exchanges[key]
             missing = list(self._missing(exchange))
             self._refuse(
                 key, "error", f"rank 0 closed the store while {name_ranks(missing)} had yet to reach {key!r}", missing
             )
+            self._exchanges.pop(key, None)
 
     def _missing(self, exchange: _Exchange) -> Iterator[int]:
         return (rank for rank in range(self.size) if rank not in exchange.values)

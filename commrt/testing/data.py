@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from commrt.errors import UnsupportedType
 
 Array = NDArray[Any]
+Allocate = Callable[[int], Array]
 
 REDUCTIONS = ("sum", "prod", "min", "max", "avg")
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
@@ -102,7 +103,7 @@ def _as_bits(array: Array) -> Array:
     return array.view(np.dtype(f"u{size}")) if size <= 8 else array.view(np.dtype((np.void, size)))
 
 
-@functools.lru_cache(maxsize=96)
+@functools.lru_cache(maxsize=256)
 def _table(dtype: str, op: str | None, size: int, rank: int | None) -> Array:
     """One period of a stream."""
     if op is None:
@@ -280,13 +281,21 @@ class Case:
         return out
 
 
-class Guarded:
-    """A flat array between two zones that nobody may write, `misalign` bytes off a multiple of 64."""
+def _new(nbytes: int) -> Array:
+    return np.empty(nbytes, np.uint8)
 
-    def __init__(self, dtype: str, count: int, misalign: int = 0) -> None:
+
+class Guarded:
+    """A flat array between two zones that nobody may write, `misalign` bytes off a multiple of 64.
+
+    `memory(nbytes)` gives the bytes that all of it lies in; without it they are new.
+    """
+
+    def __init__(self, dtype: str, count: int, misalign: int = 0, memory: Allocate | None = None) -> None:
         kind = numpy_dtype(dtype)
         nbytes = count * kind.itemsize
-        self._raw = np.full(nbytes + misalign + 2 * _GUARD + 64, _GUARD_BYTE, np.uint8)
+        self._raw = (memory or _new)(nbytes + misalign + 2 * _GUARD + 64)
+        self._raw[:] = _GUARD_BYTE
         self._start = -self._raw.ctypes.data % 64 + _GUARD + misalign
         self._stop = self._start + nbytes
         self.array: Array = self._raw[self._start : self._stop].view(kind)
@@ -309,11 +318,13 @@ class Trial:
     has the one array.
     """
 
-    def __init__(self, case: Case, rank: int, in_place: bool = False, misalign: int = 0) -> None:
+    def __init__(
+        self, case: Case, rank: int, in_place: bool = False, misalign: int = 0, memory: Allocate | None = None
+    ) -> None:
         self.case, self.rank = case, rank
         shared = in_place or case.collective == "broadcast"
         sizes = [max(case.input_count, case.output_count)] if shared else [case.input_count, case.output_count]
-        self._guarded = [Guarded(case.dtype, count, misalign) for count in sizes]
+        self._guarded = [Guarded(case.dtype, count, misalign, memory) for count in sizes]
         x, out = self._guarded[0].array, self._guarded[-1].array
         if shared:
             x, out = self._part(x, case.input_count), self._part(out, case.output_count)

@@ -76,15 +76,15 @@ def _bounded(request: dict[str, Any], name: str, most: int) -> int:
 class _Contest:
     """One operation on its buffers: the call to time, and the check of what it computes."""
 
-    def __init__(self, trial: Trial, call: Call, checked: bool = True) -> None:
-        self.call, self._trial, self._checked = call, trial, checked
+    def __init__(self, op: str, trial: Trial, call: Call, checked: bool = True) -> None:
+        self.call, self._op, self._trial, self._checked = call, op, trial, checked
 
     def check(self, comm: Any, hook: Hook | None) -> bool:
         """One more call on fresh data; whether every element is exact on every rank."""
         self._trial.fill(seed=1)
         self.call()
         if hook is not None and self._trial.out is not None:
-            hook(self._trial.case.collective, self._trial.out)
+            hook(self._op, self._trial.out)
         wrong = self._trial.wrong() if self._checked else 0
         everyones = np.empty(comm.size, np.int64)
         comm.all_gather(np.array([wrong]), everyones)
@@ -95,7 +95,7 @@ def _collective(comm: Any, op: str, count: int, in_place: bool) -> _Contest:
     case = Case(op, comm.size, 0 if op == "barrier" else count)
     trial = Trial(case, comm.rank, in_place and op == "all_reduce")
     trial.fill()
-    return _Contest(trial, bind(comm, trial))
+    return _Contest(op, trial, bind(comm, trial))
 
 
 def _pingpong(comm: Any, count: int) -> _Contest:
@@ -114,7 +114,7 @@ def _pingpong(comm: Any, count: int) -> _Contest:
 
     calls: tuple[Call, ...] = (send_first, receive_first) if comm.size > 1 else ()
     takes_part = comm.rank < len(calls)
-    return _Contest(trial, calls[comm.rank] if takes_part else _nothing, takes_part)
+    return _Contest("pingpong", trial, calls[comm.rank] if takes_part else _nothing, takes_part)
 
 
 def _nothing() -> None:

@@ -145,6 +145,19 @@ def test_closing_tells_those_who_wait() -> None:
     assert "closed" in members[1].refusal().message
 
 
+def test_who_has_yet_to_hear_of_a_failed_exchange() -> None:
+    world, members = joined(3)
+    world.put(0, "k", b"")
+    assert world.everyone_told
+    world.leave(1, "disconnected")
+    assert not world.everyone_told
+    world.close()
+    assert not world.everyone_told
+    world.put(2, "k", b"")
+    assert members[2].refusal().ranks == [1]
+    assert world.everyone_told
+
+
 def test_long_lists_of_ranks_are_cut() -> None:
     assert name_ranks([4]) == "rank 4"
     assert name_ranks(range(30)).endswith("19 and 10 more")

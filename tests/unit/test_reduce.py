@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,12 +89,37 @@ extern "C" u32 in_float_mode(u32 mode, cr_reduce_fn f, char* const* d, const cha
 """
 
 
+# Sources and destination end where unreadable memory starts: one byte too far is a crash.
+AT_THE_EDGE = """
+import cffi, ctypes, mmap, sys
+ffi = cffi.FFI()
+ffi.cdef(sys.argv[2])
+lib = ffi.dlopen(sys.argv[1])
+page = mmap.PAGESIZE
+ends = []
+for _ in range(4):
+    memory = mmap.mmap(-1, 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + page), page, 0):
+        sys.exit("no unreadable page")
+    ends.append((start + page, memory))
+for level in range(lib.cr_reduce_levels()):
+    for dtype, size in ((2, 1), (9, 2), (10, 2), (11, 4), (12, 8)):
+        f = lib.cr_reduce_lookup_at(level, dtype, 0)
+        for count in range(1, 300):
+            at = [ffi.cast("char*", end - count * size) for end, _ in ends]
+            if f:
+                f(ffi.new("char*[]", at[:1]), 1, ffi.new("char*[]", at[1:]), 3, count, 0)
+"""
+
+
 class Kernels:
     """The library under test, and the memory of a call: sources and destinations at chosen misalignments, guarded."""
 
     def __init__(self, library: Path, objects: dict[str, Path]) -> None:
         self.ffi = cffi.FFI()
         self.ffi.cdef(CDEF)
+        self.path = library
         self.lib: Any = self.ffi.dlopen(str(library))
         self.objects = objects
 
@@ -295,6 +321,12 @@ def test_several_destinations_one_of_them_a_source(kernels: Kernels, dtype: DTyp
                         assert_same_bits(dst, want, (name, nsrc, own))
                     for k in set(range(nsrc)) - {own}:
                         assert_same_bits(srcs[k], values[k], "an untouched source")
+
+
+def test_nothing_past_the_end_is_touched(kernels: Kernels) -> None:
+    command = [sys.executable, "-c", AT_THE_EDGE, str(kernels.path), CDEF]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("dtype", dtypes.REDUCIBLE, ids=str)
