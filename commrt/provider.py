@@ -1,6 +1,6 @@
 """The provider contract: a carrier of whole collectives, and the order in which launches of a device may start.
 
-`native` (this package's plans) is one provider; other libraries can be others. Which provider runs an operation is
+`native` (this package's plans) is one provider; other libraries can be others. Which provider carries an operation is
 decided from facts that all ranks share, and is part of the operation's fingerprint.
 """
 
@@ -12,6 +12,16 @@ from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 from commrt.backend import Probe
+
+
+class Carrier(Protocol):
+    """A provider joined over the ranks of one communicator. Calls come in the communicator's order."""
+
+    def run(self, collective: str, x: Any, out: Any, op: str, root: int) -> None:
+        """Carry one operation to its end. Raises OperationError."""
+
+    def close(self) -> None:
+        """Leave. Idempotent."""
 
 
 @runtime_checkable
@@ -26,8 +36,8 @@ class Provider(Protocol):
     def supports(self, collective: str, dtype: str, op: str) -> bool:
         """Whether it carries this operation. Depends on nothing but the arguments."""
 
-    def run(self, collective: str, call: Any) -> Any:
-        """Carry the operation to its end, on a communicator of its own over the same ranks."""
+    def join(self, communicator: Any) -> Carrier:
+        """Join over the communicator's ranks. Collective."""
 
 
 class LaunchOrder:

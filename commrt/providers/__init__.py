@@ -1,0 +1,1 @@
+"""Carriers of whole collectives. Found by name through `commrt.plugins`."""
