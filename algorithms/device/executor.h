@@ -75,27 +75,48 @@ CR_DEV void open_window(Launch& L, u64 first) {
 // window before. Synchronising plans know; after others it is read from the peers' control blocks.
 CR_DEV bool guard(Block& b, const Launch& L) {
   const Lane& lane = *L.lane;
-  if (lane.synced + 1 >= lane.epoch) return true;
+  if (lane.synced + 1 >= L.epoch) return true;
   return each(b, L, lane.ranks, [&](u64 rank) {
-    return rank == lane.rank || load_acquire(&lane.peers[rank].view->entered) + 1 >= lane.epoch;
+    return rank == lane.rank || load_acquire(&lane.peers[rank].view->entered) + 1 >= L.epoch;
   });
 }
 
-CR_DEV void enter(Lane& lane) {
-  lane.epoch++;
-  lane.flag = lane.flag == lane.lap ? 1 : lane.flag + 1;
-  store_release(&lane.control->entered, lane.epoch);
+// What peers compare when they wait in vain. The sequence comes last: it says that the rest is whole.
+CR_DEV u64 begin(const Launch& L) {
+  Control& c = *L.lane->control;
+  store_relaxed(&c.tag, L.tag);
+  store_relaxed(&c.what, L.what);
+  store_relaxed(&c.count, L.count);
+  store_relaxed(&c.root, L.root);
+  u64 sequence = c.sequence + 1;
+  store_release(&c.sequence, sequence);
+  return sequence;
 }
+
+CR_DEV void enter(Launch& L) {
+  const Lane& lane = *L.lane;
+  L.epoch = lane.epoch + 1;
+  L.flag = lane.flag == lane.lap ? 1 : lane.flag + 1;
+}
+CR_DEV void show_entered(const Launch& L) { store_release(&L.lane->control->entered, L.epoch); }
 
 // In the last two windows of a lap the flags that smaller messages skipped are wiped: nobody writes to this half before
 // the next window is entered.
-CR_DEV void leave(Lane& lane, const Launch& L) {
-  if (L.program->synchronising) lane.synced = lane.epoch;
-  lane.arrived = 0;
-  if (lane.flag + 2 <= lane.lap) return;
-  u64* half = (u64*)(lane.packets + (lane.epoch & 1) * lane.packets_half);
+CR_DEV void wipe(const Lane& lane, u64 epoch) {
+  u64* half = (u64*)(lane.packets + (epoch & 1) * lane.packets_half);
   for (u64 i = tid(); i < lane.packets_half / 8; i += nthreads()) store_relaxed(half + i, 0);
   sync_block();
+}
+
+// By all threads of one block, once every block has finished the window.
+CR_DEV void leave(const Launch& L) {
+  Lane& lane = *L.lane;
+  if (L.flag + 2 > lane.lap) wipe(lane, L.epoch);
+  if (tid()) return;
+  if (L.program->synchronising) lane.synced = L.epoch;
+  lane.arrived = 0;
+  lane.flag = L.flag;
+  store_release(&lane.epoch, L.epoch);
 }
 
 }  // namespace commrt

@@ -57,11 +57,11 @@ struct HostMath {
     for (u32 k = 0; k < op.nsrc; k++) {
       u64 tag;
       if (!is_packet(L, op.ref + op.ndst + k)) continue;
-      if (!get_ll16((const u64*)from[k], L.lane->flag, tag)) return false;
+      if (!get_ll16((const u64*)from[k], L.flag, tag)) return false;
       if (tag != L.tag) return fail(b, MISMATCH, UNKNOWN);
     }
     for (u32 k = 0; k < op.ndst; k++)
-      if (is_packet(L, op.ref + k)) put_ll16((u64*)to[k], L.tag, L.lane->flag);
+      if (is_packet(L, op.ref + k)) put_ll16((u64*)to[k], L.tag, L.flag);
     return true;
   }
 
@@ -84,12 +84,12 @@ struct HostMath {
     L.reduce(plain, nplain, sources, op.nsrc, elements(L, nbytes), divisor(L, op));
     for (u32 k = 0; spread && k < op.ndst; k++)
       if (is_packet(L, op.ref + k))
-        for (u64 w = 0; w < n; w++) put_ll16((u64*)(to[k] + PACKET * (first + w + 1)), result[w], L.lane->flag);
+        for (u64 w = 0; w < n; w++) put_ll16((u64*)(to[k] + PACKET * (first + w + 1)), result[w], L.flag);
     return true;
   }
   static bool gather(const Launch& L, const char* from, u64* to, u64 n) {
     for (u64 w = 0; w < n; w++)
-      if (!get_ll16((const u64*)(from + PACKET * w), L.lane->flag, to[w])) return false;
+      if (!get_ll16((const u64*)(from + PACKET * w), L.flag, to[w])) return false;
     return true;
   }
 };

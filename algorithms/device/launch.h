@@ -78,17 +78,18 @@ struct Program {         // one rank's slice of a plan
 };
 
 struct Lane {            // an ordered sequence of launches, and its memory
-  u64 epoch;             // of the last window begun
+  u64 epoch;             // of the last window that is over
   u64 synced;            // last epoch that every peer is known to have entered
   u64 lap;               // flags run 1..lap
-  u32 flag;              // of the window under way
+  u32 flag;              // of the same window
   u32 rank, ranks;
   char *scratch, *packets;              // first halves
   u64 scratch_half, packets_half;       // bytes
   Control* control;
   Peer* peers;                          // [ranks]; peers[rank] is this rank itself
   u64 arrived;                          // blocks at the barrier
-  const u64* abort;
+  u64* abort;                           // polled by whoever waits
+  u64 failure;                          // what a kernel met: culprit << 32 | Failure
 };
 
 struct Windows { const u64 *base, *size; u32 n; };   // one rank's symmetric segments, mapped here
@@ -100,13 +101,15 @@ struct Launch {
   Lane* lane;
   char *input, *output;
   u64 count;             // elements of a group
-  u64 tag;
+  u64 tag, what, root;   // shown in the control block
   u32 shift;             // log2 of the element's bytes
   u32 divisor;           // for avg; else 0
   Reduce reduce;         // CPU; on a GPU the kernel is compiled for the pair
   u64 published_input, published_output;  // how peers name this rank's buffers
   const Windows* windows;                 // [ranks], or null: peers' user buffers are read through `direct`
-  u64 first, width, part;                 // the window: first element, elements, elements of a part
+  u64 epoch;                              // the window: its number and its packets' flag,
+  u32 flag;
+  u64 first, width, part;                 // its first element, elements, elements of a part
   u64 input_bytes, output_bytes;
   u64 window;                             // most elements of a window
   u64 scratch_slot, packet_slot;          // bytes

@@ -64,7 +64,7 @@ CR_DEV bool do_put_packets(Block& b, const Launch& L, const Op& op) {
   u64 nbytes = chunk_bytes(L, op.size_part), words = (nbytes + 7) / 8;
   const char* from = nbytes ? address(L, L.program->refs[op.ref + op.ndst], 0) : nullptr;
   Addresses to(L, op.ref, op.ndst, 0);
-  u32 flag = L.lane->flag;
+  u32 flag = L.flag;
   return each(b, L, words + 1, [&](u64 i) {
     u64 word = i ? load_word(from + 8 * (i - 1), nbytes - 8 * (i - 1)) : L.tag;
     for (u32 k = 0; k < op.ndst; k++) put_ll16((u64*)(to[k] + PACKET * i), word, flag);
@@ -79,7 +79,7 @@ CR_DEV bool do_unpack_packets(Block& b, const Launch& L, const Op& op) {
   char* to = nbytes ? address(L, L.program->refs[op.ref], 0) : nullptr;
   return each(b, L, words + 1, [&](u64 i) {
     u64 word;
-    if (!get_ll16((const u64*)(from + PACKET * i), L.lane->flag, word)) return false;
+    if (!get_ll16((const u64*)(from + PACKET * i), L.flag, word)) return false;
     if (i) return store_word(to + 8 * (i - 1), word, nbytes - 8 * (i - 1)), true;
     return word == L.tag || fail(b, MISMATCH, UNKNOWN);
   });

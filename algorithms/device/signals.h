@@ -5,7 +5,7 @@
 
 namespace commrt {
 
-CR_DEV u32 line_of(const Launch& L, const Op& op) { return op.channel * 2 + (L.lane->epoch & 1); }
+CR_DEV u32 line_of(const Launch& L, const Op& op) { return op.channel * 2 + (L.epoch & 1); }
 
 CR_DEV void signal_mapped(const Launch& L, const Op& op, Peer& peer) {
   Line* line = peer.out + line_of(L, op);

@@ -19,22 +19,16 @@ void open_blocks(cr_launch& w) {
 
 void enter_window(cr_launch& w, u64 first) {
   open_window(w.launch, first);
-  enter(w.lane->lane);
+  enter(w.launch);
+  show_entered(w.launch);
   open_blocks(w);
   w.announced = 0;
   bool tell = w.lane->has_ports && !w.launch.program->synchronising;
   w.phase = tell ? cr_launch::ANNOUNCING : cr_launch::GUARDED;
 }
 
-// What peers compare when they wait in vain. The sequence comes last: it says that the rest is whole.
-void begin(cr_launch& w) {
-  Control& c = *w.lane->lane.control;
-  store_relaxed(&c.tag, w.launch.tag);
-  store_relaxed(&c.what, w.what);
-  store_relaxed(&c.count, w.launch.count);
-  store_relaxed(&c.root, w.root);
-  w.sequence = ++w.lane->sequence;
-  store_release(&c.sequence, w.sequence);
+void start(cr_launch& w) {
+  w.sequence = w.lane->sequence = begin(w.launch);
   enter_window(w, 0);
 }
 
@@ -44,7 +38,7 @@ bool announce(cr_launch& w) {
   for (; w.announced < lane.ranks; w.announced++) {
     const Peer& peer = lane.peers[w.announced];
     if (w.announced == lane.rank || !peer.port) continue;
-    int taken = peer.port->signal(peer.port->context, peer.mirror_at + offsetof(Control, entered), lane.epoch);
+    int taken = peer.port->signal(peer.port->context, peer.mirror_at + offsetof(Control, entered), w.launch.epoch);
     if (taken <= 0) return false;
   }
   w.phase = cr_launch::GUARDED;
@@ -82,7 +76,7 @@ bool run_blocks(cr_launch& w, bool alone) {
 
 bool end_window(cr_launch& w, bool& finished) {
   if (!flushed(w)) return false;
-  leave(w.lane->lane, w.launch);
+  leave(w.launch);
   u64 next = w.launch.first + w.launch.width;
   if (next < w.launch.count) return enter_window(w, next), true;
   store_release(&w.lane->lane.control->completed, w.sequence);
@@ -95,7 +89,7 @@ bool advance(cr_launch& w, bool alone, bool& finished) {
   bool moved = false;
   for (;;) {
     switch (w.phase) {
-      case cr_launch::WAITING: begin(w); break;
+      case cr_launch::WAITING: start(w); break;
       case cr_launch::ANNOUNCING:
         if (!announce(w)) return moved;
         break;
@@ -123,7 +117,7 @@ void explain(const cr_launch& w, cr_failure& f) {
   const Launch& L = w.launch;
   f.sequence = w.sequence;
   f.nbytes = L.count << L.shift;
-  f.mine[0] = L.tag, f.mine[1] = w.what, f.mine[2] = L.count, f.mine[3] = w.root;
+  f.mine[0] = L.tag, f.mine[1] = L.what, f.mine[2] = L.count, f.mine[3] = L.root;
   f.block = f.operation = f.op_code = f.waits_for = UNKNOWN;
   if (w.phase == cr_launch::GUARDED) {
     u64 at = w.blocks[0].at;
