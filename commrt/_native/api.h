@@ -105,8 +105,11 @@ typedef struct {
 int cr_run(cr_lane*, const cr_call*, double timeout_s, double slice_s, cr_launch** pending);
 // The same for two numpy arrays by their addresses as objects, which the caller holds; x may be out. CR_UNFIT: nothing
 // was done, the arrays need a closer look. Types are told to the engine first: `descr` is the address of the dtype object.
-int cr_numpy_run(cr_lane*, unsigned int collective, unsigned int reduction, unsigned int root, unsigned long long x,
-                 unsigned long long out, double timeout_s, double slice_s, cr_launch** pending);
+// `code`: collective | reduction << 8. Deadline and slice are those of cr_comm_patience; cr_pending is the handle of the
+// calling thread's last call that answered CR_PENDING.
+int cr_numpy_run(cr_lane*, unsigned int code, unsigned int root, unsigned long long x, unsigned long long out);
+cr_launch* cr_pending(void);
+void cr_comm_patience(cr_comm*, double timeout_s, double slice_s);
 void cr_engine_numpy_type(cr_engine*, unsigned long long header, unsigned long long descr, unsigned int dtype);
 int cr_start(cr_lane*, const cr_call*, double timeout_s, cr_launch** out);
 int cr_wait(cr_launch*, double timeout_s);    // CR_PENDING: not within the timeout
@@ -114,15 +117,26 @@ int cr_poll(cr_launch*);
 void cr_release(cr_launch*);                  // the handle; the launch itself runs on
 int cr_engine_progress_thread(cr_engine*);    // from now on progress needs no waiter
 
+// For kernels that wait outside of the engine. One step of a wait for a peer: gives way, keeps links going, looks at the
+// clock and the peer. CR_OK: go on; else what ended it. *began_ns: 0 before the first step.
+const unsigned long long* cr_comm_abort_word(cr_comm*);
+int cr_comm_tend(void* comm, unsigned peer, unsigned long long* began_ns, unsigned long long timeout_ns);
+
 // Ports over this machine's own memory. The context is the peer's process id, by value.
 void cr_port_same_process(cr_port*);
 void cr_port_process_vm(cr_port*, int pid);
+// A port that several threads may use, made of one that takes one at a time. Freed by the caller, after its users.
+cr_port* cr_port_locked(const cr_port*);
+void cr_port_locked_free(cr_port*);
+// A port over memory that is mapped here; its offsets are addresses.
+void cr_port_mapped(cr_port*);
 void cr_store_release(unsigned long long* word, unsigned long long value);  // a signal, for ports written in Python
 
 // Shareable memory: 0 or a negative errno. A reserved one has all its pages. The lock says that its owner lives.
 int cr_memory_create(unsigned long long nbytes, int reserve, int* fd, void** address);
 int cr_memory_open(const char* path, unsigned long long nbytes, unsigned long long inode, int* fd, void** address);
 int cr_memory_lock(int fd);
+int cr_memory_owner_lives(int fd);            // of a peer's memory
 void cr_memory_close(void* address, unsigned long long nbytes, int fd);
 // CDEF END
 #ifdef __cplusplus

@@ -1,6 +1,5 @@
 #include "engine.h"
 
-#include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -26,15 +25,6 @@ void futex_wait(u32* word, u32 seen, i64 ns) {
   syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, nullptr, 0);
 }
 void futex_wake(u32* word, int n) { syscall(SYS_futex, word, FUTEX_WAKE, n, nullptr, nullptr, 0); }
-
-// The kernel drops the lock of a process that is gone, whatever its pid namespace.
-bool lives(int fd) {
-  struct flock lock {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_len = 1;
-  return fcntl(fd, F_GETLK, &lock) < 0 || lock.l_type != F_UNLCK;
-}
 
 }  // namespace
 
@@ -254,7 +244,7 @@ void cr_engine::look(i64 now) {
     if (now - comm.lives_ns > LIFE_NS) {
       comm.lives_ns = now;
       for (u32 rank = 0; rank < comm.life.size(); rank++)
-        if (comm.life[rank] >= 0 && !comm.dead[rank]) comm.dead[rank] = !lives(comm.life[rank]);
+        if (comm.life[rank] >= 0 && !comm.dead[rank]) comm.dead[rank] = !cr_memory_owner_lives(comm.life[rank]);
       if (comm.has_ports) comm.push_controls();
     }
     cr_failure f{};

@@ -53,6 +53,15 @@ int cr_memory_lock(int fd) {
   return fcntl(fd, F_SETLK, &lock) ? -errno : 0;
 }
 
+// The kernel drops the lock of a process that is gone, whatever its pid namespace.
+int cr_memory_owner_lives(int fd) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_len = 1;
+  return fcntl(fd, F_GETLK, &lock) < 0 || lock.l_type != F_UNLCK;
+}
+
 void cr_memory_close(void* address, unsigned long long nbytes, int fd) {
   munmap(address, nbytes);
   close(fd);
