@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -82,6 +83,8 @@ def run_rank(options: Options) -> int:
         if not isinstance(error, InvalidArgument) or rank == 0:
             print(f"commrt bench: rank {rank}: {type(error).__name__}: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidArgument) else 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def report_rank(comm: Any, options: Options) -> int:

@@ -41,8 +41,8 @@ _SHARED_OUT = ("all_gather", "reduce_scatter", "all_to_all")
 def serve(comm: Any, requests: Iterable[str], answers: TextIO, hook: Hook | None = None) -> None:
     """Answer every request; rank 0 writes. Collective: all ranks get the same requests.
 
-    `hook(op, output)` is called after each checked call and before the check, on every rank: what it does to the output
-    the check must find. Raises ValueError for a request that is malformed.
+    `hook(op, output)` is called after each checked call that has an output, before the check, on every rank: what it
+    does to the output the check must find. Raises ValueError for a request that is malformed.
     """
     for line in requests:
         answer = _answer(comm, json.loads(line), hook)
@@ -83,7 +83,7 @@ class _Contest:
         """One more call on fresh data; whether every element is exact on every rank."""
         self._trial.fill(seed=1)
         self.call()
-        if hook is not None and self._trial.out is not None:
+        if hook is not None and self._trial.out is not None and self._trial.out.size:
             hook(self._op, self._trial.out)
         wrong = self._trial.wrong() if self._checked else 0
         everyones = np.empty(comm.size, np.int64)

@@ -17,9 +17,9 @@ from commrt.testing.data import COLLECTIVES
 COMMAND = [sys.executable, "-m", "commrt"]
 QUICK = ["-e", "4K", "-f", "16", "--iters", "3", "-w", "1"]
 
-# What a rank of `commrt bench` does, with a result that is off by one bit on one rank.
+# What a rank of `commrt bench` does, with a rank 1 that flips a bit of each result, or comes late to every call.
 FAULTY = """
-import sys
+import sys, time
 import numpy
 from commrt.bench.options import make
 from commrt.bench.run import run
@@ -27,14 +27,18 @@ from commrt.communicator import Communicator
 
 right = Communicator.all_reduce
 
-def faulty(self, x, out=None, *args, **keywords):
-    result = right(self, x, out, *args, **keywords)
+def wrong(self, x, out=None, *args, **keywords):
+    right(self, x, out, *args, **keywords)
     if self.rank == 1:
         (x if out is None else out).view(numpy.uint8)[-1] ^= 1
-    return result
 
-Communicator.all_reduce = faulty
-sys.exit(run(make("all_reduce", max_bytes="64", iters=2), None))
+def late(self, *args, **keywords):
+    if self.rank == 1:
+        time.sleep(2)
+    right(self, *args, **keywords)
+
+Communicator.all_reduce = {"wrong": wrong, "late": late}[sys.argv[1]]
+sys.exit(run(make("all_reduce", max_bytes="64", iters=2, timeout_s=0.5), None))
 """
 
 
@@ -84,7 +88,7 @@ def test_variants_are_right(more: tuple[str, ...]) -> None:
 def test_wrong_data_is_counted_and_fails_the_run(tmp_path: Path) -> None:
     program = tmp_path / "faulty.py"
     program.write_text(FAULTY)
-    done = run("run", "-n", "2", "--no-prefix", str(program))
+    done = run("run", "-n", "2", "--no-prefix", str(program), "wrong")
     assert done.returncode == 1
     assert "# Out of bounds values : " in done.stdout
     assert "FAILED" in done.stdout
@@ -126,10 +130,12 @@ def test_a_flag_that_does_not_exist_is_status_2() -> None:
     assert run("--version").stdout.startswith("commrt ")
 
 
-def test_a_rank_that_fails_is_named_without_a_traceback() -> None:
-    done = run("bench", "all_reduce", "-n", "2", *QUICK, "-T", "0.000001")
+def test_a_rank_that_fails_is_named_without_a_traceback(tmp_path: Path) -> None:
+    program = tmp_path / "faulty.py"
+    program.write_text(FAULTY)
+    done = run("run", "-n", "2", "--no-prefix", str(program), "late")
     assert done.returncode == 1
-    assert "OperationTimeout" in done.stderr or "PeerLost" in done.stderr
+    assert "commrt bench: rank 0: OperationTimeout: all_reduce" in done.stderr
     assert "Traceback" not in done.stderr
 
 
