@@ -89,8 +89,8 @@ class Backend(Protocol):
     def probe(self) -> Probe:
         """What is here. Never raises."""
 
-    def allocate(self, nbytes: int, kind: str | None = None) -> Memory:
-        """Zeroed, page-aligned memory that can be exported. Raises MemoryError."""
+    def allocate(self, nbytes: int, kind: str | None = None, reserve: bool = False) -> Memory:
+        """Zeroed, page-aligned memory that can be exported. `reserve`: touching it later can't fail. Raises MemoryError."""
 
     def export(self, memory: Memory) -> bytes:
         """What another process of this host opens `memory` with."""

@@ -72,7 +72,7 @@ def has_output(collective: str, rank: int, root: int) -> bool:
 
 
 def empty_like(x: Any, shape: Shape, size: int) -> Any:
-    """An array of x's kind for a result: x by rank, one of x's parts, or as x. Raises InvalidArgument if it won't divide."""
+    """An array of x's kind for a result: x by rank, a part of x, or as x. Raises InvalidArgument if it won't divide."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return x.new_empty(_result_shape(tuple(x.shape), shape, size))

@@ -87,12 +87,12 @@ class Group:
     native: Any
     segment: Memory
     endpoints: dict[str, Endpoint]
-    connections: dict[int, Connection]
     links: dict[int, str]
-    capabilities: frozenset[str]
     token: bytes
-    pair_packets_half: int
-    keep: list[Any]
+    connections: dict[int, Connection] = field(default_factory=dict)
+    capabilities: frozenset[str] = frozenset()
+    pair_packets_half: int = PAIR_PACKETS
+    keep: list[Any] = field(default_factory=list)
 
     def release(self) -> None:
         """Free everything, once nothing is in flight."""
@@ -134,8 +134,16 @@ class Setup:
         keys = self._round(_Keys, lambda: self._register(shape, backend, endpoints, links, memory))
         native = self._native(shape, memory[0], hellos, settings)
         group = Group(
-            self.rank, self.size, settings, backend, native, memory[0], endpoints, {}, links, frozenset(), context.token, PAIR_PACKETS, []
-        )  # fmt: skip
+            rank=self.rank,
+            size=self.size,
+            settings=settings,
+            backend=backend,
+            native=native,
+            segment=memory[0],
+            endpoints=endpoints,
+            links=links,
+            token=context.token,
+        )
         offers = self._round(_Offers, lambda: self._connect(group, addresses, keys))
         group.capabilities = frozenset.intersection(*(frozenset(offer.capabilities) for offer in offers))
         return group
@@ -160,7 +168,9 @@ class Setup:
             try:
                 failed = msgspec.msgpack.decode(reply, type=_Failed)
             except msgspec.DecodeError:
-                raise BootstrapError(f"rank {rank} sent a malformed set-up: {error}", rank=self.rank, peer=rank) from error
+                raise BootstrapError(
+                    f"rank {rank} sent a malformed set-up: {error}", rank=self.rank, peer=rank
+                ) from error
             raise BootstrapError(f"rank {rank} failed to set up: {failed.reason}", rank=self.rank, peer=rank) from None
 
     def _hello(self) -> _Hello:
@@ -189,7 +199,9 @@ class Setup:
                 raise Unavailable(f"transport {settings.transport!r} can't serve here: {probe.reason}", rank=self.rank)
             return [settings.transport]
         usable = self.registry.usable("transports")
-        return [name for name, transport in sorted(usable.items()) if name not in ON_REQUEST and transport.probe().devices]
+        return [
+            name for name, transport in sorted(usable.items()) if name not in ON_REQUEST and transport.probe().devices
+        ]
 
     def _reach(self, endpoints: dict[str, Endpoint], addresses: Sequence[_Reaches]) -> _Links:
         found: dict[str, list[tuple[float, float] | None]] = {}
@@ -213,7 +225,9 @@ class Setup:
                 both.append((max(there[0], back[0]) + 1e3 / min(there[1], back[1]), name))
         if not both:
             names = ", ".join(sorted(reaches[self.rank].reaches)) or "none"
-            raise BootstrapError(f"no transport joins ranks {self.rank} and {peer} (tried {names})", rank=self.rank, peer=peer)
+            raise BootstrapError(
+                f"no transport joins ranks {self.rank} and {peer} (tried {names})", rank=self.rank, peer=peer
+            )
         return min(both)[1]
 
     def _register(

@@ -24,20 +24,26 @@ _FLAGS = {"final": 1, "publish": 2, "sliced": 4}
 
 def as_native(program: RankProgram, plan: Any, identifier: int) -> tuple[Any, list[Any]]:
     """A `cr_plan` for one rank's program, and what must stay alive while it is read."""
-    ops, refs, peers, begin = [], [], [], [0]
+    ops: list[tuple[int, ...]] = []
+    refs: list[tuple[int, ...]] = []
+    peers: list[int] = []
+    begin = [0]
     for block in program.blocks:
         for op in block:
             flags = sum(bit for name, bit in _FLAGS.items() if getattr(op, name))
-            ops.append(
-                (
-                    OPERATIONS.index(op.name), flags, op.channel, BUFFERS.index(op.size.buffer), len(op.dst), len(op.src),
-                    len(refs), len(peers), len(op.peers), op.size.index, op.size.part, op.target,
-                )  # fmt: skip
-            )
+            size = (op.size.index, op.size.part)
+            codes = (OPERATIONS.index(op.name), flags, op.channel, BUFFERS.index(op.size.buffer))
+            lists = (len(op.dst), len(op.src), len(refs), len(peers), len(op.peers))
+            ops.append((*codes, *lists, *size, op.target))
             refs += [(BUFFERS.index(ref.buffer), ref.rank, ref.index, ref.part) for ref in (*op.dst, *op.src)]
             peers += op.peers
         begin.append(len(ops))
-    keep = [ffi.new("cr_op[]", ops), ffi.new("cr_ref[]", refs), ffi.new("unsigned[]", peers), ffi.new("unsigned[]", begin)]
+    keep = [
+        ffi.new("cr_op[]", ops),
+        ffi.new("cr_ref[]", refs),
+        ffi.new("unsigned[]", peers),
+        ffi.new("unsigned[]", begin),
+    ]
     native = ffi.new(
         "cr_plan*",
         {
@@ -68,10 +74,15 @@ def to_error(rank: int, failure: Any, algorithms: Mapping[int, str], stuck: Sequ
     message = _Message(rank, failure, peer, algorithms)
     text = message.deadlock(stuck) if failure.code == lib.CR_DEADLOCK and stuck else message.text()
     code = failure.mine[1] & 0xFF
+    known = bool(failure.sequence) and code < len(COLLECTIVES)
     return kind(
-        text, rank=rank, peer=peer, operation=COLLECTIVES[code] if failure.sequence and code < len(COLLECTIVES) else None,
-        sequence=int(failure.sequence) or None, nbytes=int(failure.nbytes) if failure.sequence else None,
-    )  # fmt: skip
+        text,
+        rank=rank,
+        peer=peer,
+        operation=COLLECTIVES[code] if known else None,
+        sequence=int(failure.sequence) or None,
+        nbytes=int(failure.nbytes) if known else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -112,8 +123,8 @@ class _Message:
         memory = "symmetric" if what >> 24 & 0xFF else "ordinary"
         algorithm = self.algorithms.get(what >> 32, f"#{what >> 32:x}").partition("/")[2] or "?"
         return (
-            f"{name}(count {count}, dtype {by_code(dtype).name}, op {op_by_code(op).name}, root {root}, {memory} memory, "
-            f"algorithm {algorithm}) as operation {sequence}"
+            f"{name}(count {count}, dtype {by_code(dtype).name}, op {op_by_code(op).name}, root {root}, "
+            f"{memory} memory, algorithm {algorithm}) as operation {sequence}"
         )
 
 
@@ -133,7 +144,9 @@ class PythonPort:
     def __init__(self, port: Any) -> None:
         self.port = port
         self._handle = ffi.new_handle(self)
-        self.struct = ffi.new("cr_port*", [self._handle, lib.cr_py_put, lib.cr_py_signal, lib.cr_py_get, lib.cr_py_flush, lib.cr_py_poll])
+        self.struct = ffi.new(
+            "cr_port*", [self._handle, lib.cr_py_put, lib.cr_py_signal, lib.cr_py_get, lib.cr_py_flush, lib.cr_py_poll]
+        )
 
 
 def _refused(exception: Any, value: Any, traceback: Any) -> int:

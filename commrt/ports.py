@@ -1,4 +1,4 @@
-"""A port made of mapped memory: a bounded queue of requests in front of it. For transports that emulate a link."""
+"""What transports of the port family need: registered memory in a port's offsets, and a queue in front of such memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,48 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from commrt.backend import Memory
 from commrt.native import ffi, lib
 
 _SIGNAL_NBYTES = 8
+_REGION_SHIFT = 48
+
+
+class Regions:
+    """A rank's registered memory, in the offsets of ports: the first from 0, each further one 2^48 behind the last.
+
+    Nothing outside of it is touched, whatever a peer asks for: that raises ValueError.
+    """
+
+    def __init__(self) -> None:
+        self._memories: list[Memory] = []
+
+    def add(self, memory: Memory) -> int:
+        """Register one more, held until `close`; the offset at which it begins."""
+        self._memories.append(memory.retain())
+        return (len(self._memories) - 1) << _REGION_SHIFT
+
+    def address(self, offset: int, nbytes: int) -> int:
+        """Where these bytes lie in this process."""
+        number, within = offset >> _REGION_SHIFT, offset & ((1 << _REGION_SHIFT) - 1)
+        if not 0 <= number < len(self._memories) or nbytes > self._memories[number].nbytes - within:
+            raise ValueError(f"{nbytes} bytes at offset {offset:#x} lie outside of the registered memory")
+        return self._memories[number].address + within
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """These bytes, writable."""
+        return memoryview(ffi.buffer(ffi.cast("char*", self.address(offset, nbytes)), nbytes))
+
+    def signal(self, offset: int, value: int) -> None:
+        """Write an 8-byte value, seen by the kernels of this rank after all that was written before."""
+        if offset % _SIGNAL_NBYTES:
+            raise ValueError(f"a signal at offset {offset:#x} is not aligned to {_SIGNAL_NBYTES} bytes")
+        lib.cr_store_release(ffi.cast("unsigned long long*", self.address(offset, _SIGNAL_NBYTES)), value)
+
+    def close(self) -> None:
+        """Let go of all memory. Idempotent."""
+        while self._memories:
+            self._memories.pop().close()
 
 
 @dataclass(frozen=True)
@@ -27,24 +66,26 @@ class Request:
 
 
 class QueuePort:
-    """Implements `commrt.transport.Port` over a segment mapped at `base`. `due` decides what leaves the queue when.
+    """Implements `commrt.transport.Port` over a peer's memory, mapped here. `due` decides what leaves the queue when.
 
     due(queue) takes the requests that may be applied now out of the queue, in the order in which they are to be.
     """
 
-    def __init__(self, base: int, nbytes: int, depth: int = 64, due: Callable[[deque[Request]], Iterator[Request]] | None = None) -> None:
-        self._base, self._nbytes, self._depth = base, nbytes, depth
+    def __init__(
+        self, target: Regions, depth: int = 64, due: Callable[[deque[Request]], Iterator[Request]] | None = None
+    ) -> None:
+        self._target, self._depth = target, depth
         self._queue: deque[Request] = deque()
         self._due = due or _all
 
     def put(self, offset: int, source: memoryview) -> int:
         """Queue a copy of `source`."""
-        self._check(offset, source.nbytes)
+        self._target.address(offset, source.nbytes)
         return self._push(Request(offset, bytes(source)))
 
     def signal(self, offset: int, value: int) -> int:
         """Queue a signal."""
-        self._check(offset, _SIGNAL_NBYTES)
+        self._target.address(offset, _SIGNAL_NBYTES)
         return self._push(Request(offset, value=value))
 
     def flush(self) -> int:
@@ -60,10 +101,6 @@ class QueuePort:
             moved = 1
         return moved
 
-    def _check(self, offset: int, nbytes: int) -> None:
-        if offset < 0 or nbytes > self._nbytes - offset:
-            raise ValueError(f"request at {offset} of {nbytes} bytes lies outside a segment of {self._nbytes}")
-
     def _push(self, request: Request) -> int:
         if len(self._queue) >= self._depth:
             return 0
@@ -72,9 +109,9 @@ class QueuePort:
 
     def _apply(self, request: Request) -> None:
         if request.value is None:
-            ctypes.memmove(self._base + request.offset, request.data, len(request.data))
+            ctypes.memmove(self._target.address(request.offset, len(request.data)), request.data, len(request.data))
         else:
-            lib.cr_store_release(ffi.cast("unsigned long long*", self._base + request.offset), request.value)
+            self._target.signal(request.offset, request.value)
 
 
 def _all(queue: deque[Request]) -> Iterator[Request]:

@@ -77,11 +77,15 @@ class Router:
     def custom(self, plan: Plan) -> Any:
         """The program of a plan that the caller brings. Raises InvalidArgument if it does not fit this communicator."""
         if plan.ranks != self._group.size:
-            raise InvalidArgument(f"plan {plan.name!r} is for {plan.ranks} ranks, not {self._group.size}", rank=self._group.rank)
+            raise InvalidArgument(
+                f"plan {plan.name!r} is for {plan.ranks} ranks, not {self._group.size}", rank=self._group.rank
+            )
         with self._lock:
             return self._lowered((self._lane, plan.digest, 0), self._lane, plan, self._group.rank)
 
-    def explain(self, collective: str, nbytes: int, symmetric: bool, algorithm: str | None, precise: bool) -> Explanation:
+    def explain(
+        self, collective: str, nbytes: int, symmetric: bool, algorithm: str | None, precise: bool
+    ) -> Explanation:
         """What would run and why."""
         ranks = _PAIR if collective == "send" else self._group.size
         return self.selection.explain(
@@ -96,10 +100,9 @@ class Router:
         programs = [
             self._program(lane, self.selection.algorithms[f"{collective}/{name}"], root, role) for _, name in steps
         ]
-        lib.cr_lane_route(
-            lane, COLLECTIVE_CODES[collective], symmetric, root,
-            ffi.new("unsigned long long[]", [most for most, _ in steps]), ffi.new("cr_program*[]", programs), len(steps),
-        )  # fmt: skip
+        bounds = ffi.new("unsigned long long[]", [most for most, _ in steps])
+        table = ffi.new("cr_program*[]", programs)
+        lib.cr_lane_route(lane, COLLECTIVE_CODES[collective], symmetric, root, bounds, table, len(steps))
 
     def _program(self, lane: Any, algorithm: Algorithm, root: int, role: int | None = None) -> Any:
         name = f"{algorithm.collective}/{algorithm.name}"

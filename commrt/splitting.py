@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from commrt.native import ffi
 
 if TYPE_CHECKING:
     from commrt.communicator import Communicator
+    from commrt.group import Setup
 
 
 _BUSY, _DONE = b"\x01", b"\x00"
@@ -22,10 +24,10 @@ class _Wish(msgspec.Struct, frozen=True):
     key: int
 
 
-def split(parent: Communicator, color: int | None, key: int) -> Communicator | None:
+def split(
+    parent: Communicator, make: Callable[[Setup], Communicator], color: int | None, key: int
+) -> Communicator | None:
     """See `Communicator.split`. Set-up goes through the parent, so every rank takes part in every step of it."""
-    from commrt.communicator import Communicator
-
     for name, value in (("color", color), ("key", key)):
         if value is not None and not isinstance(value, int):
             raise InvalidArgument(f"{name} is an integer, not {value!r}", rank=parent.rank)
@@ -42,7 +44,7 @@ def split(parent: Communicator, color: int | None, key: int) -> Communicator | N
         return [replies[rank][1:] for rank in members]
 
     try:
-        return Communicator(
+        return make(
             replace(
                 parent.setup, rank=members.index(parent.rank), size=len(members), exchange=exchange,
                 settings=parent.settings, native_group=ffi.NULL,

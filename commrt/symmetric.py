@@ -56,10 +56,10 @@ class SymmetricMemory:
         with self._lock:
             return self._array(self._settle(nbytes), shape, dtype)
 
-    def covers(self, address: int, nbytes: int) -> bool:
-        """Whether these bytes of this rank are symmetric memory."""
+    def covers(self, address: int) -> bool:
+        """Whether the address lies in this rank's symmetric memory."""
         return any(
-            segment.memory.address <= address and address + nbytes <= segment.memory.address + segment.memory.nbytes
+            segment.memory.address <= address < segment.memory.address + segment.memory.nbytes
             for segment in self._segments.values()
         )
 
@@ -75,7 +75,9 @@ class SymmetricMemory:
         turns = self._say(mine)
         if len({turn.nbytes for turn in turns}) > 1:
             sizes = ", ".join(f"{turn.nbytes} (rank {rank})" for rank, turn in enumerate(turns))
-            raise InvalidArgument(f"ranks asked for different sizes of symmetric memory: {sizes}", rank=self._group.rank)
+            raise InvalidArgument(
+                f"ranks asked for different sizes of symmetric memory: {sizes}", rank=self._group.rank
+            )
         common = set.intersection(*(set(turn.released) for turn in turns))
         self._released -= common
         self._free += sorted(common)
@@ -96,7 +98,9 @@ class SymmetricMemory:
         if failed or memory is None:
             if memory is not None:
                 memory.close()
-            raise MemoryError("no symmetric memory: " + "; ".join(f"rank {rank}: {why}" for rank, why in failed.items()))
+            raise MemoryError(
+                "no symmetric memory: " + "; ".join(f"rank {rank}: {why}" for rank, why in failed.items())
+            )
         return self._publish(memory, turns)
 
     def _allocate(self, nbytes: int) -> tuple[Memory, _Turn]:
@@ -128,7 +132,7 @@ class SymmetricMemory:
         nbytes = math.prod(shape) * dtype.itemsize
         raw = (ctypes.c_char * max(1, nbytes)).from_address(memory.address)
         weakref.finalize(raw, self._released.add, number).atexit = False
-        flat = numpy.frombuffer(raw, dtype=numpy.uint8)[:nbytes]
+        flat: Any = numpy.frombuffer(memoryview(raw), dtype=numpy.uint8)[:nbytes]
         return flat.view(dtype.to_numpy()).reshape(shape)
 
     def _say(self, turn: _Turn) -> list[_Turn]:

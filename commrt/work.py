@@ -113,7 +113,8 @@ class WorkGroup:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for all; the timeout is for each."""
-        return all([work.wait(timeout) for work in self._works])
+        ended = [work.wait(timeout) for work in self._works]  # every one, even behind one that is late
+        return all(ended)
 
     def done(self) -> bool:
         """Whether all have ended."""

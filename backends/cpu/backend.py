@@ -56,5 +56,5 @@ class CpuBackend:
         return CpuStream()
 
     def build(self, source: str, symbol: str) -> Kernel:
-        """Compile C++17 source with the host's compiler. Raises Unavailable without one, InvalidArgument on its errors."""
+        """Compile C++17 source. Raises Unavailable without a compiler on this host, InvalidArgument with its errors."""
         return CpuKernel.build(source, symbol)

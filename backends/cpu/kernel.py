@@ -18,7 +18,7 @@ HEADERS = Path(__file__).resolve().parents[2] / "algorithms" / "device"
 
 
 class CpuKernel:
-    """A function `void symbol(const commrt::KernelContext*, ...)` of a shared object; see algorithms/device/kernel.h."""
+    """A function of a shared object; see algorithms/device/kernel.h for what it may use."""
 
     def __init__(self, library: ctypes.CDLL, symbol: str) -> None:
         self._library = library
@@ -42,7 +42,7 @@ class CpuKernel:
                 raise InvalidArgument(f"the kernel does not compile:\n{built.stderr.strip()}")
             library = ctypes.CDLL(str(shared))
         if not hasattr(library, symbol):
-            raise InvalidArgument(f"the kernel's source defines no extern \"C\" function {symbol!r}")
+            raise InvalidArgument(f'the kernel\'s source defines no extern "C" function {symbol!r}')
         return cls(library, symbol)
 
     def launch(self, blocks: int, arguments: Sequence[Any], stream: Stream | None = None) -> None:

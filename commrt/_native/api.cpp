@@ -80,7 +80,7 @@ int cr_comm_window(cr_comm* comm, unsigned peer, unsigned segment, unsigned long
   bases.reserve(MAX_SEGMENTS), sizes.reserve(MAX_SEGMENTS);  // never moves: launches in flight look at it
   if (segment == bases.size()) bases.push_back(base), sizes.push_back(size);
   else bases[segment] = base, sizes[segment] = size;
-  comm->windows[peer] = {bases.data(), sizes.data(), (u32)bases.size()};
+  comm->show_windows(peer, {bases.data(), sizes.data(), (u32)bases.size()});
   return CR_OK;
 } catch (const std::bad_alloc&) {
   return CR_NO_MEMORY;

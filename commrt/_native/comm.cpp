@@ -29,6 +29,7 @@ void cr_comm::init_lane(cr_lane& l, LaneKind kind, u32 peer) {
   if (kind == SEND) l.members = {config.rank, peer};
   if (kind == RECV) l.members = {peer, config.rank};
   l.peers.assign(ranks, Peer{});
+  for (u32 member : l.members) l.windows.push_back(windows[member]);
   l.routes = std::vector<std::atomic<const Routes*>>(COLLECTIVES * 2ull * ranks);
   Lane& lane = l.lane;
   lane = Lane{};
@@ -75,6 +76,7 @@ void cr_comm::connect_lane(cr_lane& l, u32 r) {
 }
 
 cr_lane* cr_comm::pair(u32 peer, bool send) {
+  std::lock_guard<std::mutex> one(pairs_lock);
   auto& slot = pairs[peer * 2 + send];
   if (!slot) {
     auto lane = std::make_unique<cr_lane>();
@@ -83,6 +85,18 @@ cr_lane* cr_comm::pair(u32 peer, bool send) {
     slot = std::move(lane);
   }
   return slot.get();
+}
+
+void cr_comm::show_windows(u32 rank, Windows shown) {
+  auto show = [=](cr_lane& lane) {
+    for (u32 r = 0; r < lane.members.size(); r++)
+      if (lane.members[r] == rank) lane.windows[r] = shown;
+  };
+  std::lock_guard<std::mutex> hold(pairs_lock);
+  windows[rank] = shown;
+  show(collectives);
+  for (auto& lane : pairs)
+    if (lane) show(*lane);
 }
 
 bool cr_comm::poll_ports() {

@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "../../algorithms/device/host_math.h"
@@ -49,7 +50,7 @@ struct cr_launch {
   bool done[commrt::MAX_BLOCKS];
   u32 live;
   enum Phase { WAITING, ANNOUNCING, GUARDED, RUNNING, FLUSHING } phase;
-  u64 what, root, sequence, announced;
+  u64 sequence, announced;
   i64 timeout_ns, deadline_ns;  // deadline: set when first looked at; 0 before
   bool lost_once;
   cr_engine* engine;        // outlives the lane
@@ -66,6 +67,7 @@ struct cr_lane {
   u32 peer;                    // of a point-to-point lane
   std::vector<u32> members;    // ranks of the communicator, by rank in the lane
   std::vector<commrt::Peer> peers;
+  std::vector<commrt::Windows> windows;  // of the members' symmetric memory
   u64 sequence;                // operations begun
   cr_launch *head, *tail;              // guarded by the engine's gate
   bool has_ports;
@@ -104,9 +106,11 @@ struct cr_comm {
   std::vector<std::vector<u64>> window_base, window_size;
   std::vector<commrt::Windows> windows;  // views of the two above
   cr_lane collectives;
+  std::mutex pairs_lock;                        // held while lanes are made
   std::vector<std::unique_ptr<cr_lane>> pairs;  // [peer * 2 + send]
   i64 lives_ns;                  // when peers were last seen alive
   bool has_ports;
+  double timeout_s = -1, slice_s = -1;   // of calls that don't say
 
   commrt::Control* control(commrt::LaneKind kind, u32 peer) const {
     return (commrt::Control*)(config.segment + layout.control(kind, peer));
@@ -116,6 +120,7 @@ struct cr_comm {
   }
   const commrt::Control* view(u32 rank) const { return collectives.peers[rank].view; }
   cr_lane* pair(u32 peer, bool send);
+  void show_windows(u32 rank, commrt::Windows);  // to every lane
   void init_lane(cr_lane&, commrt::LaneKind, u32 peer);
   void connect_lane(cr_lane&, u32 rank_in_lane);
   bool poll_ports();

@@ -13,6 +13,8 @@ struct Array {
   void *base, *descr;
   int flags;
 };
+thread_local cr_launch* last_pending;
+
 enum { C_CONTIGUOUS = 0x1, WRITEABLE = 0x400 };
 
 u64 elements(const Array& a) {
@@ -34,8 +36,15 @@ void cr_engine_numpy_type(cr_engine* engine, unsigned long long header, unsigned
   engine->numpy_types[dtype].store((void*)descr, std::memory_order_release);
 }
 
-int cr_numpy_run(cr_lane* lane, unsigned collective, unsigned reduction, unsigned root, unsigned long long x,
-                 unsigned long long out, double timeout_s, double slice_s, cr_launch** pending) {
+void cr_comm_patience(cr_comm* comm, double timeout_s, double slice_s) {
+  comm->timeout_s = timeout_s;
+  comm->slice_s = slice_s;
+}
+
+cr_launch* cr_pending(void) { return last_pending; }
+
+int cr_numpy_run(cr_lane* lane, unsigned code, unsigned root, unsigned long long x, unsigned long long out) {
+  u32 collective = code & 0xff, reduction = code >> 8;
   cr_engine& engine = *lane->comm->engine;
   const Array &in = *(const Array*)(x + engine.numpy_header), &to = *(const Array*)(out + engine.numpy_header);
   bool writes = lane->kind != SEND;
@@ -52,6 +61,6 @@ int cr_numpy_run(cr_lane* lane, unsigned collective, unsigned reduction, unsigne
   if (in.data == to.data && groups_in * groups_out > 1) return CR_UNFIT;
   bool reads = lane->kind != RECV;
   cr_call call{nullptr, collective, dtype, reduction, root, reads ? in.data : nullptr, writes ? to.data : nullptr, count};
-  return cr_run(lane, &call, timeout_s, slice_s, pending);
+  return cr_run(lane, &call, lane->comm->timeout_s, lane->comm->slice_s, &last_pending);
 }
 }

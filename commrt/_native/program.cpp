@@ -113,12 +113,12 @@ bool prepare(cr_lane& lane, const cr_call& call, cr_launch& w, int& code) {
   L.output = (char*)call.output;
   L.count = call.count;
   L.divisor = call.reduction == 4 ? lane.lane.ranks : 0;
-  L.windows = symmetric ? lane.comm->windows.data() : nullptr;
+  L.windows = symmetric ? lane.windows.data() : nullptr;
   u64 most = program->most_part >> L.shift;
   L.window = most > ~0ull / program->parts ? ~0ull : most * program->parts;
-  w.what = call.collective | call.dtype << 8 | call.reduction << 16 | (u64)symmetric << 24 | (u64)program->id << 32;
-  w.root = call.root;
-  L.tag = hash(hash(w.what, call.count), call.root + 1);
+  L.what = call.collective | call.dtype << 8 | call.reduction << 16 | (u64)symmetric << 24 | (u64)program->id << 32;
+  L.root = call.root;
+  L.tag = hash(hash(L.what, call.count), call.root + 1);
   return true;
 }
 

@@ -1,4 +1,4 @@
-"""All ranks in one process: mapped memory, a port form, an emulated switch, an emulated `launch`-coherent memory kind."""
+"""All ranks in one process: mapped memory, a port form, an emulated switch and `launch`-coherent memory kind."""
 
 from commrt.transports.loopback.transport import LoopbackTransport
 

@@ -1,0 +1,245 @@
+"""From a checked call to a launch: a short way for numpy arrays, a long way for all else, streams, and failures."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from commrt.arrays import as_buffer
+from commrt.collectives import Call, shapes
+from commrt.dtypes import DTYPES
+from commrt.errors import CommrtError, CommunicatorBroken, CommunicatorClosed, InvalidArgument
+from commrt.group import Group, Setup
+from commrt.native import COLLECTIVE_CODES, ffi, lib, to_error
+from commrt.routing import Router
+from commrt.work import NativeWork, StreamWork, checked_timeout
+
+if TYPE_CHECKING:
+    from commrt.backend import Event, Stream
+
+_SLICE_S = 0.1  # how long a signal to this process may wait
+_LEAST_HELD = 8
+_OK, _PENDING = lib.CR_OK, lib.CR_PENDING
+_SEND = COLLECTIVE_CODES["send"]
+_LONG_WAY = frozenset({lib.CR_UNFIT, lib.CR_NEED_PLAN, lib.CR_INVALID})
+
+
+class Issuer:
+    """Issues one communicator's operations in the order of calls. Callable from any thread.
+
+    covers(address): whether it lies in the communicator's symmetric memory. `refusal`, once set, makes the error that
+    every later call raises.
+    """
+
+    def __init__(self, setup: Setup, group: Group, router: Router, covers: Callable[[int], bool]) -> None:
+        self.refusal: Callable[[], CommrtError] | None = None
+        self.timeout = group.settings.timeout_s
+        self.lane = lib.cr_comm_collectives(group.native)
+        self._setup, self._group, self._router, self._covers = setup, group, router, covers
+        self._lock = threading.RLock()
+        self._numpy_run = lib.cr_numpy_run
+        self._plain: type | None = None  # numpy's array class, while the short way is open
+        self._pairs: dict[tuple[int, bool], Any] = {}  # point-to-point lanes, by peer and direction
+        self._last: tuple[Stream | None, Event | None] = (None, None)
+        self._held: list[NativeWork] = []
+        self._most_held = _LEAST_HELD  # sweep then: a constant share of the work, however much is in flight
+        lib.cr_comm_patience(group.native, self.timeout, _SLICE_S)
+
+    # --- the short way ---
+
+    def fast(self, code: int, root: int, x: Any, out: Any) -> bool:
+        """A blocking collective on two numpy arrays: one native call. False: nothing was done, take the long way.
+
+        `code`: the collective, and the reduction << 8.
+        """
+        if type(x) is not self._plain or type(out) is not self._plain:
+            return False
+        answer = self._numpy_run(self.lane, code, root, id(x), id(out))
+        return not answer or self._after_fast(answer, x, out)
+
+    def fast_pair(self, peer: int, send: bool, x: Any) -> bool:
+        """The same for a blocking send or receive."""
+        if type(x) is not self._plain or (peer, send) not in self._pairs:
+            return False
+        answer = self._numpy_run(self._pairs[peer, send], _SEND, 0, id(x), id(x))
+        return not answer or self._after_fast(answer, x, x)
+
+    def _after_fast(self, answer: int, x: Any, out: Any) -> bool:
+        if answer in _LONG_WAY:
+            return False
+        if answer != _PENDING:
+            self.settle(answer)
+        return self._hold(NativeWork(lib.cr_pending(), self.settle, (x, out))).wait()
+
+    def _open_short_way(self) -> None:
+        """Tell the engine numpy's types, once the program has imported numpy itself."""
+        numpy = sys.modules.get("numpy")
+        if numpy is None or sys.implementation.name != "cpython" or self._last[1] is not None:
+            return
+        for dtype in DTYPES:
+            if not dtype.extended or "ml_dtypes" in sys.modules:
+                lib.cr_engine_numpy_type(self._setup.engine, object.__basicsize__, id(dtype.to_numpy()), dtype.code)
+        self._plain = numpy.ndarray
+
+    def refuse(self, error: Callable[[], CommrtError]) -> None:
+        """From now on every call raises; the first reason stays."""
+        self._plain = None
+        self.refusal = self.refusal or error
+
+    # --- the long way ---
+
+    def call(
+        self, collective: str, x: Any, out: Any, op: str, root: int, algorithm: str | None, precise: bool
+    ) -> tuple[Any, Any]:
+        """A checked native call, and what must stay alive until it has ended."""
+        self.check_usable()
+        if self._plain is None:
+            self._open_short_way()
+        call: Call = shapes(self._group.rank, self._group.size, collective, x, out, op, root)
+        native = ffi.new("cr_call*")
+        native.collective = COLLECTIVE_CODES[collective]
+        native.dtype, native.reduction, native.root = call.dtype, call.reduction, root
+        native.input, native.output = ffi.cast("void*", call.input), ffi.cast("void*", call.output)
+        native.count = call.count
+        if algorithm is not None or precise:
+            symmetric = not call.nbytes or self._symmetric(call.input, call.output)
+            native.program = self._router.forced(collective, call.nbytes, root, algorithm, precise, symmetric)
+        return native, (x, out, call)
+
+    def pair_call(self, x: Any, peer: int, send: bool, algorithm: str | None) -> tuple[Any, Any, Any]:
+        """The same for a send or receive, and its lane."""
+        self.check_usable()
+        self.check_rank(peer, "peer")
+        buffer = as_buffer(x, writable=not send)
+        if self._plain is None:
+            self._open_short_way()
+        lane = self._pairs.get((peer, send)) or self._open_pair(peer, send)
+        native = ffi.new("cr_call*")
+        native.collective, native.dtype, native.count = _SEND, buffer.dtype.code, buffer.count
+        address = ffi.cast("void*", buffer.address)
+        native.input, native.output = (address, ffi.NULL) if send else (ffi.NULL, address)
+        if algorithm is not None:
+            symmetric = not buffer.nbytes or self._symmetric(buffer.address)
+            native.program = self._router.forced_pair(lane, buffer.nbytes, send, algorithm, symmetric)
+        return lane, native, (x, buffer)
+
+    def finish(self, lane: Any, call: Any, keep: Any, seconds: float) -> None:
+        """Run to the end. `keep` holds the arrays."""
+        self._await_stream(None)
+        self._run(lane, call, keep, seconds)
+
+    def start(self, lane: Any, call: Any, keep: Any, seconds: float) -> NativeWork:
+        """Start, and return at once."""
+        self._await_stream(None)
+        lib.cr_engine_progress_thread(self._setup.engine)
+        handle = ffi.new("cr_launch**")
+        code = lib.cr_start(lane, call, seconds, handle)
+        if code == lib.CR_NEED_PLAN:
+            self._router.install(call, lane)
+            code = lib.cr_start(lane, call, seconds, handle)
+        if code:
+            self.settle(code)
+        return self._hold(NativeWork(handle[0], self.settle, keep))
+
+    def on_stream(self, stream: Stream, call: Any, keep: Any, seconds: float) -> StreamWork:
+        """Run when the stream comes to it."""
+        outcome: list[BaseException] = []
+
+        def job() -> None:
+            try:
+                self._run(self.lane, call, keep, seconds)
+            except BaseException as error:
+                outcome.append(error)
+                raise
+
+        with self._lock:
+            self._await_stream(stream)
+            event = stream.submit(job)
+            self._last, self._plain = (stream, event), None
+        return StreamWork(event, outcome)
+
+    def seconds(self, timeout: float | None) -> float:
+        """A call's deadline."""
+        return self.timeout if timeout is None else checked_timeout(timeout)
+
+    def check_rank(self, rank: int, what: str) -> None:
+        """Raise InvalidArgument for a rank that isn't there."""
+        if not isinstance(rank, int) or not 0 <= rank < self._group.size:
+            raise InvalidArgument(f"{what} {rank} is not in 0..{self._group.size - 1}", rank=self._group.rank)
+
+    def check_usable(self) -> None:
+        """Raise what later calls raise, if there is anything."""
+        if self.refusal is not None:
+            raise self.refusal()
+
+    def settle(self, code: int) -> NoReturn:
+        """Raise for a native code; the communicator is broken from here on."""
+        if code == lib.CR_INVALID:
+            raise InvalidArgument("the native core refused the call", rank=self._group.rank)
+        if code == lib.CR_NO_MEMORY:
+            raise MemoryError("no memory for the operation")
+        error = self.failure()
+        cause, rank = str(error), self._group.rank
+        self.refuse(lambda: CommunicatorBroken(f"the communicator is broken: {cause}", rank=rank))
+        raise error
+
+    def failure(self) -> CommrtError:
+        """What broke the communicator."""
+        record = ffi.new("cr_failure*")
+        lib.cr_comm_failure(self._group.native, record)
+        if not record.code:
+            return CommunicatorClosed("the communicator was closed during the operation", rank=self._group.rank)
+        return to_error(self._group.rank, record, self._router.names(), self._stuck())
+
+    def _run(self, lane: Any, call: Any, keep: Any, seconds: float) -> None:
+        self.check_usable()
+        pending = ffi.new("cr_launch**")
+        code = lib.cr_run(lane, call, seconds, _SLICE_S, pending)
+        if code == lib.CR_NEED_PLAN:
+            self._router.install(call, lane)
+            code = lib.cr_run(lane, call, seconds, _SLICE_S, pending)
+        if code == _PENDING:
+            self._hold(NativeWork(pending[0], self.settle, keep)).wait()
+        elif code:
+            self.settle(code)
+
+    def _await_stream(self, stream: Stream | None) -> None:
+        """The order of calls is the order of operations, whatever stream they are on."""
+        last, event = self._last
+        if event is None or last is stream:
+            return
+        if stream is not None:
+            stream.wait_event(event)
+        else:
+            event.wait()
+            self._last = (None, None)
+
+    def _hold(self, work: NativeWork) -> NativeWork:
+        """Keep the arrays of work whose handle the caller may drop, until it is done."""
+        with self._lock:
+            if len(self._held) >= self._most_held:
+                self._held = [held for held in self._held if not held.done()]
+                self._most_held = max(_LEAST_HELD, 2 * len(self._held))
+            self._held.append(work)
+        return work
+
+    def _open_pair(self, peer: int, send: bool) -> Any:
+        with self._lock:
+            lane = lib.cr_comm_pair(self._group.native, peer, send)
+            if lane == ffi.NULL:
+                raise MemoryError(f"no memory for the lane to rank {peer}")
+            return self._pairs.setdefault((peer, send), lane)
+
+    def _symmetric(self, *addresses: int) -> bool:
+        return all(self._covers(address) for address in addresses if address)
+
+    def _stuck(self) -> list[Any]:
+        """Where every rank stood when none could move; empty if that did not happen."""
+        if self._setup.native_group == ffi.NULL:
+            return []
+        size = self._group.size
+        places = ffi.new("cr_failure[]", size)
+        found = [lib.cr_group_deadlock(self._setup.native_group, rank, places + rank) for rank in range(size)]
+        return [places[rank] for rank in range(size)] if any(found) else []
