@@ -1,7 +1,7 @@
 """commrt: a hardware-agnostic communication runtime with pluggable transports.
 
-Importing this package probes nothing, opens nothing and loads neither numpy nor any optional dependency; names below are
-imported when first used.
+Importing this package probes nothing, opens nothing and loads neither numpy nor any optional dependency; the names
+below are imported when first used.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Coherence = Literal["kernel", "launch"]
 
 @dataclass(frozen=True)
 class MemoryKind:
-    """A kind of memory. `kernel`-coherent: peers' writes are seen while a kernel runs; `launch`: only at its boundaries.
+    """A kind of memory. `kernel`-coherent: peers' writes are seen while a kernel runs; `launch`: at its boundaries.
 
     What peers write or read during a launch must be `kernel`-coherent: binding refuses or stages any other.
     """
@@ -90,7 +90,7 @@ class Backend(Protocol):
         """What is here. Never raises."""
 
     def allocate(self, nbytes: int, kind: str | None = None, reserve: bool = False) -> Memory:
-        """Zeroed, page-aligned memory that can be exported. `reserve`: touching it later can't fail. Raises MemoryError."""
+        """Zeroed, page-aligned, exportable memory. `reserve`: touching it later can't fail. Raises MemoryError."""
 
     def export(self, memory: Memory) -> bytes:
         """What another process of this host opens `memory` with."""

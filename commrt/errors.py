@@ -1,4 +1,4 @@
-"""The exception tree. Every error of an operation names rank, peer, operation, sequence number and bytes where they are known.
+"""The exception tree. An operation's error names rank, peer, operation, sequence number and bytes where they are known.
 
 Recoverable by the caller: `InvalidArgument` and its children leave the communicator as it was.
 All `OperationError`s break the communicator they are raised on: later calls on it raise `CommunicatorBroken` at once.

@@ -9,11 +9,10 @@ import cffi
 
 
 def main(header: str, output: str) -> None:
-    """Declare exactly what api.h declares between its marks."""
-    text = Path(header).read_text()
-    declarations = text.split("// CDEF BEGIN")[1].split("// CDEF END")[0]
+    """Declare exactly what api.h and callbacks.h declare between their marks."""
     ffi = cffi.FFI()
-    ffi.cdef(declarations + (Path(header).parent / "callbacks.h").read_text().split("// CDEF BEGIN")[1].split("// CDEF END")[0])
+    for source in (Path(header), Path(header).parent / "callbacks.h"):
+        ffi.cdef(source.read_text().split("// CDEF BEGIN")[1].split("// CDEF END")[0])
     ffi.set_source("commrt._native._core", '#include "api.h"\n')
     ffi.emit_c_code(output)
 
