@@ -142,7 +142,7 @@ class World:
             self._refuse_hopeless(key, exchange)
 
     def close(self) -> None:
-        """Rank 0 ends the world: whoever waits is told. Exchanges that failed before stay, for those yet to hear of it."""
+        """Rank 0 ends the world: whoever waits is told. Failed exchanges stay, for those yet to hear of them."""
         for key in [key for key, exchange in self._exchanges.items() if exchange.refusal is None]:
             exchange = self._exchanges[key]
             missing = list(self._missing(exchange))
