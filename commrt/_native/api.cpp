@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "reduce.h"
 
 using namespace commrt;
 
@@ -30,6 +31,12 @@ int start(cr_lane& lane, const cr_call& call, double timeout_s, cr_launch*& w) {
 }  // namespace
 
 extern "C" {
+
+unsigned cr_itemsize(unsigned dtype) {
+  u32 shift = log2_itemsize(dtype);
+  return shift > 4 ? 0 : 1u << shift;
+}
+int cr_can_reduce(unsigned dtype, unsigned reduction) { return cr_reduce_lookup(dtype, reduction) != nullptr; }
 
 unsigned long long cr_segment_bytes(const cr_shape* shape) { return Layout(*shape).total; }
 

@@ -66,6 +66,9 @@ typedef struct {
   unsigned long long mine[4], theirs[4];   // tag, what, count, root
 } cr_failure;
 
+unsigned int cr_itemsize(unsigned int dtype);  // bytes; 0: no such type
+int cr_can_reduce(unsigned int dtype, unsigned int reduction);
+
 cr_engine* cr_engine_new(void);
 void cr_engine_free(cr_engine*);
 cr_group* cr_group_new(unsigned int ranks);   // communicators of one process and engine, each other's only peers
