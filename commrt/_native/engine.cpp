@@ -107,7 +107,7 @@ cr_launch* cr_engine::finish(cr_lane& lane, cr_launch* w, int state) {
   in_flight_.fetch_sub(1, std::memory_order_relaxed);
   w->state.store(state, std::memory_order_release);
   release(w);
-  if (waiting_.load(std::memory_order_relaxed)) wake_waiters();
+  ended_ = true;
   return next;
 }
 
@@ -145,7 +145,14 @@ bool cr_engine::pass() {
   }
   auto idle = [](const Running& r) { return !r.launch; };
   active_.erase(std::remove_if(active_.begin(), active_.end(), idle), active_.end());
+  if (ended_) wake_the_ended();
   return moved;
+}
+
+// Once a pass, however many launches ended in it.
+void cr_engine::wake_the_ended() {
+  ended_ = false;
+  if (waiting_.load(std::memory_order_relaxed)) wake_waiters();
 }
 
 template <class Stop> void cr_engine::drive(Stop stop, i64 limit) {

@@ -50,10 +50,12 @@ struct cr_engine {
   bool busy(cr_comm&);
   void release_claim();
   void wake_waiters();
+  void wake_the_ended();
   void background();
 
   commrt::SpinLock gate_, claim_;
   std::vector<Running> active_;                     // the driver's
+  bool ended_ = false;                              // the driver's: waiters may have something to see
   std::vector<cr_lane*> incoming_;
   std::atomic<bool> has_incoming_{false};
   std::vector<std::unique_ptr<cr_launch>> pool_;
