@@ -28,9 +28,13 @@ CR_DEV void do_loop(Block& b, const Launch& L, const Op& op) {
 
 template <class Math> CR_DEV bool step(Block& b, const Launch& L, const Op& op) {
   switch (op.code) {
+#if CR_GPU
+    case COPY: case PUT: case GET: return do_copy(b, L, op);  // all memory is mapped; one body, not three
+#else
     case COPY: return do_copy(b, L, op);
     case PUT: return do_put(b, L, op);
     case GET: return do_get(b, L, op);
+#endif
     case REDUCE: return Math::reduce(b, L, op);
     case SIGNAL: return do_signal(b, L, op);
     case WAIT: return do_wait(b, L, op);
@@ -89,6 +93,7 @@ CR_DEV u64 begin(const Launch& L) {
   store_relaxed(&c.count, L.count);
   store_relaxed(&c.root, L.root);
   u64 sequence = c.sequence + 1;
+  store_relaxed(&c.check, check_of(L.tag, sequence));
   store_release(&c.sequence, sequence);
   return sequence;
 }
@@ -111,7 +116,7 @@ CR_DEV void wipe(const Lane& lane, u64 epoch) {
 // By all threads of one block, once every block has finished the window.
 CR_DEV void leave(const Launch& L) {
   Lane& lane = *L.lane;
-  if (L.flag + 2 > lane.lap) wipe(lane, L.epoch);
+  if (L.flag + 2 > lane.lap && lane.packets) wipe(lane, L.epoch);  // a sender of a pair has none
   if (tid()) return;
   if (L.program->synchronising) lane.synced = L.epoch;
   lane.arrived = 0;

@@ -33,7 +33,9 @@ struct alignas(LINE) Control {
   u64 state;      // of the communicator: 0 open, 1 closed, otherwise the error it is broken by
   u64 failed;     // the sequence that broke it
   u64 culprit;    // the rank it was broken by
+  u64 check;      // check_of(tag, sequence): whether a reader's copies of the two belong together
 };
+CR_DEV u64 check_of(u64 tag, u64 sequence) { return tag + sequence * 0x9e3779b97f4a7c15ull; }
 
 // A link that takes requests. Each call answers 1 (taken, or done), 0 (not yet: try again) or a negative error.
 struct Port {

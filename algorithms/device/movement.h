@@ -10,10 +10,9 @@ enum { GET_STEP = 1 << 20 };  // bytes of one request of a get, so that a long o
 CR_DEV void move(char* to, const char* from, u64 nbytes) {
   if (to == from) return;
 #if CR_GPU
-  struct alignas(16) Vector { u64 low, high; };
-  u64 vectors = (((u64)to | (u64)from) & 15) ? 0 : nbytes / 16;
-  for (u64 i = tid(); i < vectors; i += nthreads()) ((Vector*)to)[i] = ((const Vector*)from)[i];
-  for (u64 i = vectors * 16 + tid(); i < nbytes; i += nthreads()) to[i] = from[i];
+  u64 body = (((u64)to | (u64)from) & 15) ? 0 : nbytes / 16 * 16;
+  for (u64 i = tid() * 16ull; i < body; i += nthreads() * 16ull) plain_store(to + i, plain_load<Pair64>(from + i));
+  for (u64 i = body + tid(); i < nbytes; i += nthreads()) plain_store(to + i, plain_load<u8>(from + i));
 #else
   if (nbytes) __builtin_memcpy(to, from, nbytes);
 #endif

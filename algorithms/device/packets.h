@@ -40,26 +40,19 @@ CR_DEV bool get_ll16(const u64* packet, u32 flag, u64& data) {
 }
 #endif
 
+CR_DEV bool whole_words(const char* p) { return !CR_GPU || !((u64)p & 7); }
+
 // 8 bytes of a plain buffer at any alignment, or what is left of it.
 CR_DEV u64 load_word(const char* p, u64 left) {
-#if CR_GPU
-  if (left >= 8 && !((u64)p & 7)) return *(const u64*)p;
-#else
-  u64 whole;
-  if (left >= 8) return __builtin_memcpy(&whole, p, 8), whole;
-#endif
+  if (left >= 8 && whole_words(p)) return plain_load<u64>(p);
   u64 word = 0;
-  for (u32 i = 0; i < (left < 8 ? left : 8); i++) word |= (u64)(u8)p[i] << 8 * i;
+  for (u32 i = 0; i < (left < 8 ? left : 8); i++) word |= (u64)plain_load<u8>(p + i) << 8 * i;
   return word;
 }
 
 CR_DEV void store_word(char* p, u64 word, u64 left) {
-#if CR_GPU
-  if (left >= 8 && !((u64)p & 7)) { *(u64*)p = word; return; }
-#else
-  if (left >= 8) { __builtin_memcpy(p, &word, 8); return; }
-#endif
-  for (u32 i = 0; i < (left < 8 ? left : 8); i++) p[i] = (char)(word >> 8 * i);
+  if (left >= 8 && whole_words(p)) return plain_store(p, word);
+  for (u32 i = 0; i < (left < 8 ? left : 8); i++) plain_store(p + i, (u8)(word >> 8 * i));
 }
 
 }  // namespace commrt

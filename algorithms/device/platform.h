@@ -32,6 +32,17 @@ typedef long long i64;
 #define CR_KERNEL extern "C" void
 #endif
 #define CR_GPU (CR_CUDA || CR_HIP)
+// How a wait waits: a thread of its own spins; a cursor gives way. Kernels on CPU threads are compiled with CR_SPIN=1.
+#ifndef CR_SPIN
+#define CR_SPIN CR_GPU
+#endif
+#if CR_CUDA
+#define CR_SHARED __shared__
+#elif CR_HIP
+#define CR_SHARED __attribute__((shared))
+#else
+#define CR_SHARED static thread_local
+#endif
 
 namespace commrt {
 
@@ -89,6 +100,25 @@ CR_DEV void relax() {
   asm volatile("isb");
 #endif
 }
+#endif
+
+// Memory that peers may hold, read and written plainly; natural alignment on a GPU, any alignment on a CPU.
+struct alignas(16) Pair64 { u64 lo, hi; };
+#if CR_CUDA
+template <class V> CR_DEV V plain_load(const char* p) { return *(const V*)p; }
+template <class V> CR_DEV void plain_store(char* p, V v) { *(V*)p = v; }
+#elif CR_HIP
+template <class V> CR_DEV V plain_load(const char* p) { return *(const __attribute__((address_space(1))) V*)p; }
+template <class V> CR_DEV void plain_store(char* p, V v) { *(__attribute__((address_space(1))) V*)p = v; }
+typedef u64 Vector64x2 __attribute__((vector_size(16)));
+template <> CR_DEV Pair64 plain_load<Pair64>(const char* p) {
+  Vector64x2 v = plain_load<Vector64x2>(p);
+  return {v[0], v[1]};
+}
+template <> CR_DEV void plain_store<Pair64>(char* p, Pair64 v) { plain_store(p, Vector64x2{v.lo, v.hi}); }
+#else
+template <class V> CR_DEV V plain_load(const char* p) { V v; __builtin_memcpy(&v, p, sizeof(V)); return v; }
+template <class V> CR_DEV void plain_store(char* p, V v) { __builtin_memcpy(p, &v, sizeof(V)); }
 #endif
 
 // Packet words. Within a GPU stream launches are ordered by the device, so relaxed suffices there. On a CPU a packet

@@ -5,25 +5,6 @@
 
 namespace commrt {
 
-// Memory that peers may hold, read and written plainly; natural alignment on a GPU, any alignment on a CPU.
-struct alignas(16) Pair64 { u64 lo, hi; };
-#if CR_CUDA
-template <class V> CR_DEV V plain_load(const char* p) { return *(const V*)p; }
-template <class V> CR_DEV void plain_store(char* p, V v) { *(V*)p = v; }
-#elif CR_HIP
-template <class V> CR_DEV V plain_load(const char* p) { return *(const __attribute__((address_space(1))) V*)p; }
-template <class V> CR_DEV void plain_store(char* p, V v) { *(__attribute__((address_space(1))) V*)p = v; }
-typedef u64 Vector64x2 __attribute__((vector_size(16)));
-template <> CR_DEV Pair64 plain_load<Pair64>(const char* p) {
-  Vector64x2 v = plain_load<Vector64x2>(p);
-  return {v[0], v[1]};
-}
-template <> CR_DEV void plain_store<Pair64>(char* p, Pair64 v) { plain_store(p, Vector64x2{v.lo, v.hi}); }
-#else
-template <class V> CR_DEV V plain_load(const char* p) { V v; __builtin_memcpy(&v, p, sizeof(V)); return v; }
-template <class V> CR_DEV void plain_store(char* p, V v) { __builtin_memcpy(p, &v, sizeof(V)); }
-#endif
-
 // The elements of one 8-byte word, folded across sources: first(), then next() for each further one, then result().
 // What is held between sources are accumulators, so that narrow floats round once. Lanes past the data may hold anything.
 template <class T, class Op> struct WordFold {
@@ -70,14 +51,14 @@ CR_DEV void reduce(const Dsts& dsts, u32 ndst, const Srcs& srcs, u32 nsrc, u64 c
   const u64 nbytes = count * sizeof(T), body = address_bits % 16 ? 0 : nbytes / 16 * 16;
   const bool natural = address_bits % sizeof(T) == 0;
   char* const dst0 = dsts[0];
-  const char *const src0 = srcs[0], *const src1 = srcs[nsrc > 1];   // looked up once: two ranks are the common case
+  const char* const src0 = srcs[0];
 
   for (u64 i = tid() * 16ull; i < body; i += nthreads() * 16ull) {
     WordFold<T, Op> lo, hi;
     Pair64 x = plain_load<Pair64>(src0 + i);
     lo.first(x.lo), hi.first(x.hi);
     for (u32 k = 1; k < nsrc; k++) {
-      x = plain_load<Pair64>((k == 1 ? src1 : srcs[k]) + i);
+      x = plain_load<Pair64>(srcs[k] + i);
       lo.next(x.lo), hi.next(x.hi);
     }
     const Pair64 out = {lo.result(divisor), hi.result(divisor)};
@@ -88,7 +69,7 @@ CR_DEV void reduce(const Dsts& dsts, u32 ndst, const Srcs& srcs, u32 nsrc, u64 c
     WordFold<T, Op> word;
     Accumulator<T>& acc = word.acc[0];
     acc = word.lane(element_load<T>(src0 + i, natural), 0);
-    for (u32 k = 1; k < nsrc; k++) acc = fold<Op>(acc, word.lane(element_load<T>((k == 1 ? src1 : srcs[k]) + i, natural), 0));
+    for (u32 k = 1; k < nsrc; k++) acc = fold<Op>(acc, word.lane(element_load<T>(srcs[k] + i, natural), 0));
     const u64 out = bits_as<Unsigned<T>>(narrow<T>(divisor ? divided(acc, divisor) : acc));
     for (u32 k = 0; k < ndst; k++) element_store<T>(dsts[k] + i, out, natural);
   }

@@ -4,10 +4,10 @@
 
 namespace commrt {
 
-// May the caller try again here and now? A GPU spins until an abort; a CPU cursor gives way when its budget is spent.
+// May the caller try again here and now? A thread spins until an abort; a CPU cursor gives way when its budget is spent.
 CR_DEV bool patience(Block& b, const Launch& L) {
   relax();
-#if CR_GPU
+#if CR_SPIN
   return (++b.budget & 1023) || !load_relaxed(L.lane->abort);
 #else
   (void)L;
@@ -18,7 +18,9 @@ CR_DEV bool patience(Block& b, const Launch& L) {
 template <class Attempt> CR_DEV bool each(Block& b, const Launch& L, u64 n, Attempt attempt) {
   for (u64 i = b.at + tid(); i < n; i += nthreads())
     while (!attempt(i)) {
+#if !CR_SPIN
       b.at = i;
+#endif
       if (b.failure || !patience(b, L)) return false;
     }
   return true;
