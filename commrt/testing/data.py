@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -103,9 +104,17 @@ def _as_bits(array: Array) -> Array:
     return array.view(np.dtype(f"u{size}")) if size <= 8 else array.view(np.dtype((np.void, size)))
 
 
-@functools.lru_cache(maxsize=256)
+_making = threading.Lock()  # ranks that are threads want the same tables at the same time
+
+
 def _table(dtype: str, op: str | None, size: int, rank: int | None) -> Array:
     """One period of a stream."""
+    with _making:
+        return _made_table(dtype, op, size, rank)
+
+
+@functools.lru_cache(maxsize=256)
+def _made_table(dtype: str, op: str | None, size: int, rank: int | None) -> Array:
     if op is None:
         return _movement_table(numpy_dtype(dtype), rank or 0)
     if rank is not None:
