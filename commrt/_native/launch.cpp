@@ -150,8 +150,9 @@ namespace {
 bool differs(const cr_launch& w, u32 peer) {
   const Control& c = *w.lane->lane.peers[peer].view;
   if (load_acquire(&c.sequence) != w.sequence) return false;
-  bool different = load_relaxed(&c.tag) != w.launch.tag;
-  return different && load_acquire(&c.sequence) == w.sequence;
+  u64 tag = load_relaxed(&c.tag);
+  // A peer that is just beginning its next operation has written only some of it.
+  return tag != w.launch.tag && load_relaxed(&c.check) == check_of(tag, w.sequence);
 }
 
 // Dead, closed or broken before its part of this operation was done.
