@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,34 @@ def test_a_rank_that_fails_is_named_without_a_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "commrt bench: rank 0: OperationTimeout: all_reduce" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def in_terminal(arguments: list[str], stdout_too: bool) -> tuple[str, str]:
+    """What a run wrote to a pipe as stdout (nothing, if that is the terminal too) and to a terminal as stderr."""
+    ours, theirs = os.openpty()
+    stdout = theirs if stdout_too else subprocess.PIPE
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    with subprocess.Popen([*COMMAND, *arguments], stdout=stdout, stderr=theirs, env=environ) as process:
+        os.close(theirs)
+        table = b"" if process.stdout is None else process.stdout.read()
+        shown = b""
+        with suppress(OSError):  # how the end of a terminal shows
+            while data := os.read(ours, 1 << 16):
+                shown += data
+        os.close(ours)
+        assert process.wait(timeout=60) == 0
+    return table.decode(), shown.decode()
+
+
+def test_progress_is_shown_on_a_terminal_beside_a_clean_table() -> None:
+    table, shown = in_terminal(["bench", "all_reduce", "-n", "2", *QUICK], stdout_too=False)
+    assert "\x1b" not in table
+    assert len([line for line in table.splitlines() if not line.startswith("#")]) == 3
+    assert "3/3" in shown
+    assert "float32" not in shown
+    _, shown = in_terminal(["bench", "all_reduce", "-n", "2", *QUICK], stdout_too=True)
+    assert "3/3" in shown
+    assert shown.count("float32") == 3
 
 
 def test_an_interrupt_ends_all_ranks() -> None:
