@@ -20,10 +20,11 @@ import msgspec
 from commrt import __version__
 from commrt.backend import Backend, Memory
 from commrt.errors import BootstrapError, CommrtError, ConfigError, Unavailable
+from commrt.kinds import Allocator
 from commrt.native import PythonPort, ffi, lib
 from commrt.plugins import Registry
 from commrt.settings import Settings
-from commrt.transport import Connection, Context, Endpoint, Exchange
+from commrt.transport import Connection, Context, Endpoint, Exchange, MemoryTransport
 
 _log = logging.getLogger("commrt.init")
 _PAIR_SCRATCH, PAIR_PACKETS = 64 << 10, 8 << 10  # half a mailbox of an ordered pair
@@ -89,6 +90,8 @@ class Group:
     endpoints: dict[str, Endpoint]
     links: dict[int, str]
     token: bytes
+    allocator: Allocator
+    ports: dict[int, Any] = field(default_factory=dict)  # `cr_port*` to each peer that has one, for any thread
     connections: dict[int, Connection] = field(default_factory=dict)
     capabilities: frozenset[str] = frozenset()
     pair_packets_half: int = PAIR_PACKETS
@@ -128,10 +131,11 @@ class Setup:
         endpoints: dict[str, Endpoint] = {}
         addresses = self._round(_Reaches, lambda: self._open(settings, context, endpoints))
         reaches = self._round(_Links, lambda: self._reach(endpoints, addresses))
-        links = self._round_choose(reaches)
+        links = self._choose(reaches)
         shape = _shape(self.size, settings)
+        allocator = self._allocator(backend, endpoints)
         memory: list[Memory] = []
-        keys = self._round(_Keys, lambda: self._register(shape, backend, endpoints, links, memory))
+        keys = self._round(_Keys, lambda: self._register(shape, allocator, endpoints, links, memory))
         native = self._native(shape, memory[0], hellos, settings)
         group = Group(
             rank=self.rank,
@@ -143,6 +147,7 @@ class Setup:
             endpoints=endpoints,
             links=links,
             token=context.token,
+            allocator=allocator,
         )
         offers = self._round(_Offers, lambda: self._connect(group, addresses, keys))
         group.capabilities = frozenset.intersection(*(frozenset(offer.capabilities) for offer in offers))
@@ -208,14 +213,15 @@ class Setup:
         for name, endpoint in endpoints.items():
             row: list[tuple[float, float] | None] = []
             for rank, offer in enumerate(addresses):
-                reach = endpoint.reach(rank, offer.addresses[name]) if name in offer.addresses else None
+                there = name in offer.addresses and rank != self.rank
+                reach = endpoint.reach(rank, offer.addresses[name]) if there else None
                 row.append((reach.latency_us, reach.bandwidth_gbps) if reach else None)
             found[name] = row
         return _Links(found)
 
-    def _round_choose(self, reaches: Sequence[_Links]) -> dict[int, str]:
+    def _choose(self, reaches: Sequence[_Links]) -> dict[int, str]:
         """The best link that both ends can use, for each peer; both ends come to the same answer."""
-        return {peer: self._best(reaches, peer) for peer in range(self.size)}
+        return {peer: self._best(reaches, peer) for peer in range(self.size) if peer != self.rank}
 
     def _best(self, reaches: Sequence[_Links], peer: int) -> str:
         both: list[tuple[float, str]] = []
@@ -230,12 +236,22 @@ class Setup:
             )
         return min(both)[1]
 
+    def _allocator(self, backend: Backend, endpoints: Mapping[str, Endpoint]) -> Allocator:
+        transports = (self.registry.require("transports", name) for name in endpoints)
+        return Allocator(backend, [transport for transport in transports if isinstance(transport, MemoryTransport)])
+
     def _register(
-        self, shape: Any, backend: Backend, endpoints: dict[str, Endpoint], links: dict[int, str], memory: list[Memory]
+        self,
+        shape: Any,
+        allocator: Allocator,
+        endpoints: dict[str, Endpoint],
+        links: dict[int, str],
+        memory: list[Memory],
     ) -> _Keys:
-        memory.append(backend.allocate(lib.cr_segment_bytes(shape), self.options.transport.get("segment_kind")))
-        if memory[0].kind.coherence != "kernel":
-            raise ConfigError(f"scratch must be kernel-coherent; {memory[0].kind.name!r} memory is not", rank=self.rank)
+        kind = allocator.kind(self.options.transport.get("segment_kind"))
+        if kind.coherence != "kernel":
+            raise ConfigError(f"scratch must be kernel-coherent; {kind.name!r} memory is not", rank=self.rank)
+        memory.append(allocator.allocate(lib.cr_segment_bytes(shape), kind))
         return _Keys({name: endpoints[name].register(memory[0]) for name in sorted(set(links.values()))})
 
     def _native(self, shape: Any, segment: Memory, hellos: Sequence[_Hello], settings: Settings) -> Any:
@@ -254,6 +270,7 @@ class Setup:
 
     def _connect(self, group: Group, addresses: Sequence[_Reaches], keys: Sequence[_Keys]) -> _Offers:
         capabilities = {"mapped", "direct"}
+        self._attach_self(group)
         for peer, name in group.links.items():
             connection = group.endpoints[name].connect(peer, addresses[peer].addresses[name], keys[peer].keys[name])
             group.connections[peer] = connection
@@ -268,18 +285,24 @@ class Setup:
         _log.info("rank %d of %d: links %s, capabilities %s", self.rank, self.size, group.links, sorted(capabilities))
         return _Offers(tuple(sorted(capabilities)))
 
+    def _attach_self(self, group: Group) -> None:
+        """A rank reaches itself without a link."""
+        own = ffi.new("cr_port*")
+        lib.cr_port_same_process(own)
+        segment = ffi.cast("char*", group.segment.address)
+        lib.cr_comm_connect(group.native, self.rank, segment, ffi.NULL, own, -1)
+
     def _attach(self, group: Group, peer: int, connection: Connection) -> None:
         port = connection.port
         if port is not None and not isinstance(port, ffi.CData):
             wrapped = PythonPort(port)
             group.keep.append(wrapped)
             port = wrapped.struct
-        # A rank is in its own memory, whatever leads to its peers.
-        own = peer == self.rank
-        segment = group.segment.address if own else connection.mapped
+        if port is not None:
+            port = group.ports[peer] = ffi.gc(lib.cr_port_locked(port), lib.cr_port_locked_free)
         lib.cr_comm_connect(
-            group.native, peer, ffi.cast("char*", segment or 0), ffi.NULL if own or port is None else port,
-            connection.direct or ffi.NULL, -1 if own else connection.life,
+            group.native, peer, ffi.cast("char*", connection.mapped or 0), ffi.NULL if port is None else port,
+            connection.direct or ffi.NULL, connection.life,
         )  # fmt: skip
 
 

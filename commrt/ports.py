@@ -1,4 +1,4 @@
-"""What transports of the port family need: registered memory in a port's offsets, and a queue in front of such memory."""
+"""What transports of the port family need: registered memory in a port's offsets, and a queue in front of it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from commrt.backend import Memory
+from commrt.backend import Memory, MemoryKind
 from commrt.native import ffi, lib
 
 _SIGNAL_NBYTES = 8
 _REGION_SHIFT = 48
+
+
+class Mapped:
+    """A peer's memory that someone else holds. Implements `commrt.backend.Memory`."""
+
+    kind = MemoryKind("mapped", "kernel")
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address, self.nbytes = address, nbytes
+
+    def retain(self) -> Mapped:
+        """Not counted."""
+        return self
+
+    def close(self) -> None:
+        """Not counted."""
 
 
 class Regions:
@@ -35,15 +51,19 @@ class Regions:
             raise ValueError(f"{nbytes} bytes at offset {offset:#x} lie outside of the registered memory")
         return self._memories[number].address + within
 
+    def word(self, offset: int) -> int:
+        """Where a signal lies in this process."""
+        if offset % _SIGNAL_NBYTES:
+            raise ValueError(f"a signal at offset {offset:#x} is not aligned to {_SIGNAL_NBYTES} bytes")
+        return self.address(offset, _SIGNAL_NBYTES)
+
     def view(self, offset: int, nbytes: int) -> memoryview:
         """These bytes, writable."""
         return memoryview(ffi.buffer(ffi.cast("char*", self.address(offset, nbytes)), nbytes))
 
     def signal(self, offset: int, value: int) -> None:
         """Write an 8-byte value, seen by the kernels of this rank after all that was written before."""
-        if offset % _SIGNAL_NBYTES:
-            raise ValueError(f"a signal at offset {offset:#x} is not aligned to {_SIGNAL_NBYTES} bytes")
-        lib.cr_store_release(ffi.cast("unsigned long long*", self.address(offset, _SIGNAL_NBYTES)), value)
+        lib.cr_store_release(ffi.cast("unsigned long long*", self.word(offset)), value)
 
     def close(self) -> None:
         """Let go of all memory. Idempotent."""
@@ -81,12 +101,12 @@ class QueuePort:
     def put(self, offset: int, source: memoryview) -> int:
         """Queue a copy of `source`."""
         self._target.address(offset, source.nbytes)
-        return self._push(Request(offset, bytes(source)))
+        return self._push(lambda: Request(offset, bytes(source)))
 
     def signal(self, offset: int, value: int) -> int:
         """Queue a signal."""
-        self._target.address(offset, _SIGNAL_NBYTES)
-        return self._push(Request(offset, value=value))
+        self._target.word(offset)
+        return self._push(lambda: Request(offset, value=value))
 
     def flush(self) -> int:
         """Puts were copied: their sources are free. What was accepted still has to leave."""
@@ -101,10 +121,10 @@ class QueuePort:
             moved = 1
         return moved
 
-    def _push(self, request: Request) -> int:
+    def _push(self, make: Callable[[], Request]) -> int:
         if len(self._queue) >= self._depth:
             return 0
-        self._queue.append(request)
+        self._queue.append(make())
         return 1
 
     def _apply(self, request: Request) -> None:

@@ -17,11 +17,12 @@ from typing import Any, Protocol, runtime_checkable
 from commrt.backend import Backend, Memory, MemoryKind, Probe
 
 Exchange = Callable[[bytes], Sequence[bytes]]
+INLINE_NBYTES = 128  # puts up to this are copied when taken; the source of a longer one stays until a flush
 
 
 @dataclass(frozen=True)
 class Context:
-    """Who opens an endpoint, and for which communicator. `token` is the same on all its ranks and unlike any other's."""
+    """Who opens an endpoint, for which communicator. `token` is the same on all its ranks and unlike any other's."""
 
     rank: int
     size: int
@@ -39,29 +40,31 @@ class Reach:
 
 
 class Port(Protocol):
-    """A queue of requests to one peer, written in Python. Called by one thread at a time.
+    """A queue of requests to one peer, written in Python. Called by one thread at a time, any thread.
 
     Each request answers 1 (taken; or, for flush, done), 0 (full: asked again later), or raises, which ends the link.
-    Offsets count from the start of the peer's registered segment. A signal is an absolute value, seen by the peer after
-    every put before it. The source of a put may be reused once flush has answered 1.
+    Nothing taken is lost or overtaken; a full queue must not wait for the peer, but be drained by `poll`. Offsets are
+    in the peer's registered memory, of which the segment is at 0 and any other where `Connection.locate` says; one
+    outside of it raises here, or ends the link there. A signal is an absolute value, seen by the peer after every put
+    before it.
     """
 
     def put(self, offset: int, source: memoryview) -> int:
-        """Write `source` there."""
+        """Write `source` there. It may be reused after a flush, or at once if of up to INLINE_NBYTES bytes."""
 
     def signal(self, offset: int, value: int) -> int:
         """Write the 8-byte little-endian `value` there, behind every put before it."""
 
     def flush(self) -> int:
-        """Whether the sources of all puts may be reused."""
+        """Whether all that was taken is on its way: its sources may be reused, and it arrives without another poll."""
 
     def poll(self) -> int:
-        """Drain and apply what has come in, send what is queued. 1 if anything moved, else 0."""
+        """Apply what has come in, send what is queued. 1 if anything moved, else 0. Raises once the peer is gone."""
 
 
 @runtime_checkable
 class Connection(Protocol):
-    """Two joined ranks, as one of them sees it. Owned by the endpoint.
+    """Two joined ranks, as one of them sees it. Owned by the endpoint. No rank is joined to itself.
 
     mapped: address of the peer's segment in this process, or None. port: a Python `Port`, or the `cr_port` struct of
     native code, or None. direct: a `cr_port` whose `get` reads the peer's ordinary memory, or None. life: a descriptor
@@ -75,6 +78,9 @@ class Connection(Protocol):
 
     def open(self, key: bytes) -> Memory:
         """Map more of the peer's registered memory. Mapped connections only. Raises TransportError."""
+
+    def locate(self, key: bytes) -> int:
+        """Where the peer's registered memory begins in the offsets of `port`. Ports only. Raises TransportError."""
 
     def close(self) -> None:
         """Idempotent."""
@@ -103,7 +109,7 @@ class Endpoint(Protocol):
 
 @runtime_checkable
 class Transport(Protocol):
-    """A kind of link. `memory_kinds` are those it adds to the backend's."""
+    """A kind of link. `memory_kinds` are those it adds to the backend's; one that adds any is a `MemoryTransport`."""
 
     name: str
     memory_kinds: tuple[MemoryKind, ...]
@@ -113,3 +119,11 @@ class Transport(Protocol):
 
     def open(self, context: Context) -> Endpoint:
         """An endpoint for one communicator. Raises TransportError."""
+
+
+@runtime_checkable
+class MemoryTransport(Transport, Protocol):
+    """A transport with memory of its own."""
+
+    def allocate(self, nbytes: int, kind: str) -> Memory:
+        """Zeroed memory of one of `memory_kinds`. Raises MemoryError, InvalidArgument for another kind."""

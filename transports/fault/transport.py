@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from commrt.backend import Memory, MemoryKind, Probe
 from commrt.errors import ConfigError, TransportError
 from commrt.plugins import default_registry
-from commrt.ports import QueuePort, Request
+from commrt.ports import Mapped, QueuePort, Regions, Request
 from commrt.transport import Connection, Context, Endpoint, Exchange, Reach
 
 
@@ -92,13 +92,18 @@ class FaultConnection:
     def __init__(self, inner: Connection, nbytes: int, faults: Faults, link: int) -> None:
         if inner.mapped is None:
             raise ConfigError(f"the fault transport wraps mapped transports; {faults.inner} is none")
-        self._inner = inner
+        self._inner, self._regions = inner, Regions()
+        self._regions.add(Mapped(inner.mapped, nbytes))
         self.life = inner.life
-        self.port = QueuePort(inner.mapped, nbytes, due=Trouble(faults, random.Random(faults.seed * 7919 + link)))
+        self.port = QueuePort(self._regions, due=Trouble(faults, random.Random(faults.seed * 7919 + link)))
 
     def open(self, key: bytes) -> Memory:
         """Not mapped."""
         raise TransportError("a fault connection maps nothing")
+
+    def locate(self, key: bytes) -> int:
+        """Where the inner connection's mapping went."""
+        return self._regions.add(self._inner.open(key))
 
     def close(self) -> None:
         """Close the inner one."""

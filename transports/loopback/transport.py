@@ -15,12 +15,12 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from commrt.backend import Memory, MemoryKind, Probe
-from commrt.errors import ConfigError, TransportError
+from commrt.errors import ConfigError, InvalidArgument, TransportError
 from commrt.native import ffi, lib
-from commrt.ports import QueuePort
+from commrt.ports import QueuePort, Regions
 from commrt.transport import Context, Exchange, Reach
+from commrt.transports.loopback.memory import EMULATED_LAUNCH, EmulatedMemory, seen_by_peers
 
-EMULATED_LAUNCH = MemoryKind("emulated_launch", "launch")
 FAMILIES = ("mapped", "port")
 
 
@@ -35,7 +35,7 @@ class LoopbackTransport:
     """Implements `commrt.transport.Transport`. Knows the memory that its endpoints registered, by unguessable key."""
 
     name = "loopback"
-    memory_kinds: tuple[MemoryKind, ...] = (EMULATED_LAUNCH,)
+    memory_kinds: tuple[MemoryKind, ...] = (EMULATED_LAUNCH,)  # makes it a MemoryTransport
 
     def __init__(self) -> None:
         self.registered: WeakValueDictionary[bytes, Memory] = WeakValueDictionary()
@@ -50,6 +50,12 @@ class LoopbackTransport:
         if family not in FAMILIES:
             raise ConfigError(f"loopback has no family {family!r}, only {', '.join(FAMILIES)}")
         return LoopbackEndpoint(self, context, family)
+
+    def allocate(self, nbytes: int, kind: str) -> EmulatedMemory:
+        """Memory that a running kernel and its peers see differently."""
+        if kind != EMULATED_LAUNCH.name:
+            raise InvalidArgument(f"loopback has no memory kind {kind!r}, only {EMULATED_LAUNCH.name!r}")
+        return EmulatedMemory.create(nbytes)
 
 
 class LoopbackEndpoint:
@@ -98,8 +104,11 @@ class LoopbackConnection:
 
     def __init__(self, transport: LoopbackTransport, segment: Memory, family: str) -> None:
         self._transport, self._held = transport, [segment]
-        self.mapped: int | None = segment.address if family == "mapped" else None
-        self.port = QueuePort(segment.address, segment.nbytes) if family == "port" else None
+        self._regions = Regions()
+        self._regions.add(segment)
+        mapped = family == "mapped"
+        self.mapped: int | None = seen_by_peers(segment).address if mapped else None
+        self.port = None if mapped else QueuePort(self._regions)
         self.direct = ffi.new("cr_port*")
         lib.cr_port_same_process(self.direct)
 
@@ -107,13 +116,20 @@ class LoopbackConnection:
         """The peer's memory itself."""
         memory = find(self._transport, key)
         self._held.append(memory)
-        return memory
+        return seen_by_peers(memory)
+
+    def locate(self, key: bytes) -> int:
+        """Behind what was located before."""
+        memory = find(self._transport, key)
+        self._held.append(memory)
+        return self._regions.add(memory)
 
     def close(self) -> None:
         """Let go."""
         for memory in self._held:
             memory.close()
         self._held.clear()
+        self._regions.close()
 
 
 def find(transport: LoopbackTransport, key: bytes) -> Memory:

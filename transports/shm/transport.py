@@ -113,6 +113,10 @@ class ShmConnection:
         self._opened.append(memory)
         return memory
 
+    def locate(self, key: bytes) -> int:
+        """No port."""
+        raise TransportError("shared memory is mapped: it has no port")
+
     def close(self) -> None:
         """Unmap."""
         for memory in self._opened:
