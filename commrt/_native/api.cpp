@@ -125,7 +125,7 @@ int cr_run(cr_lane* lane, const cr_call* call, double timeout_s, double slice_s,
 
 int cr_start(cr_lane* lane, const cr_call* call, double timeout_s, cr_launch** out) try {
   int code = start(*lane, *call, timeout_s, *out);
-  if (!code) lane->comm->engine->nudge_progress(*lane->comm);
+  if (!code) lane->comm->engine->nudge_progress();
   return code;
 } catch (const std::bad_alloc&) {
   return CR_NO_MEMORY;

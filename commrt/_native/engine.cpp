@@ -180,13 +180,28 @@ bool cr_engine::sleep() {
     return false;
   }
   u32 seen = __atomic_load_n(&own->bell, __ATOMIC_ACQUIRE);
+  set_bed(own);
   __atomic_store_n(&own->asleep, 1, __ATOMIC_RELAXED);
   __atomic_fetch_add(&all->sleepers, 1, __ATOMIC_SEQ_CST);
   bool moved = pass();
   if (!moved) futex_wait(&own->bell, seen, NAP_NS);
   __atomic_fetch_sub(&all->sleepers, 1, __ATOMIC_RELAXED);
   __atomic_store_n(&own->asleep, 0, __ATOMIC_RELAXED);
+  set_bed(nullptr);
   return moved;
+}
+
+void cr_engine::set_bed(Doorbell* bell) {
+  std::lock_guard<SpinLock> hold(bed_lock_);
+  bed_ = bell;
+}
+
+// For threads of this process that have something for the driver. Under the lock, since its communicator may close.
+void cr_engine::wake_driver() {
+  std::lock_guard<SpinLock> hold(bed_lock_);
+  if (!bed_) return;
+  __atomic_fetch_add(&bed_->bell, 1, __ATOMIC_RELEASE);
+  futex_wake(&bed_->bell, 1 << 30);
 }
 
 // Our signals come before this look at who sleeps; a sleeper announces itself, then polls once more.
@@ -291,7 +306,7 @@ bool cr_engine::all_stuck(const cr_group& group) const {
 
 void cr_engine::abort(cr_comm& comm) {
   __atomic_store_n(&comm.abort, 1, __ATOMIC_RELEASE);
-  nudge(comm.doorbell(comm.config.rank));
+  wake_driver();
   if (!claim_.try_lock()) return;  // whoever drives will see it
   cr_failure f{};
   f.code = CR_ABORTED;
@@ -321,6 +336,7 @@ int cr_engine::wait(cr_launch* w, i64 limit) {
       if (!counted) {
         waiting_.fetch_add(1, std::memory_order_seq_cst);
         counted = true;
+        wake_driver();
         continue;
       }
       if (!done()) futex_wait((u32*)&turn_, seen, NAP_NS);
@@ -331,11 +347,11 @@ int cr_engine::wait(cr_launch* w, i64 limit) {
   return w->state.load(std::memory_order_acquire);
 }
 
-void cr_engine::nudge_progress(cr_comm& comm) {
+void cr_engine::nudge_progress() {
   if (claim_.try_lock()) {
     if (pass()) ring_all();
     release_claim();
-  } else nudge(comm.doorbell(comm.config.rank));
+  } else wake_driver();
   if (!thread_.joinable()) return;
   std::lock_guard<std::mutex> hold(thread_lock_);
   thread_wake_.notify_one();

@@ -18,7 +18,7 @@ struct cr_engine {
   bool drain(cr_comm&, i64 limit_ns);       // true: nothing of it is in flight any more
   int close(cr_comm&, i64 limit_ns);
   void abort(cr_comm&);
-  void nudge_progress(cr_comm&);                    // something was submitted that nobody waits for
+  void nudge_progress();                            // something was submitted that nobody waits for
   void start_thread();
   commrt::SpinLock& gate() { return gate_; }
 
@@ -47,13 +47,16 @@ struct cr_engine {
   static bool block_failure(const cr_launch&, cr_failure&);
   static void ring(cr_comm&);
   static void nudge(commrt::Doorbell*);
+  void set_bed(commrt::Doorbell*);
+  void wake_driver();
   bool busy(cr_comm&);
   void release_claim();
   void wake_waiters();
   void wake_the_ended();
   void background();
 
-  commrt::SpinLock gate_, claim_;
+  commrt::SpinLock gate_, claim_, bed_lock_;
+  commrt::Doorbell* bed_ = nullptr;                 // where the driver sleeps
   std::vector<Running> active_;                     // the driver's
   bool ended_ = false;                              // the driver's: waiters may have something to see
   std::vector<cr_lane*> incoming_;
