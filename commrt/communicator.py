@@ -254,14 +254,15 @@ class Communicator:
 
         return split(self, Communicator, color, key)
 
-    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> Any:
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", kind: str | None = None) -> Any:
         """Symmetric memory: a numpy array that peers can load and store. Collective, and the same size on all ranks.
 
         All ranks get it, or all raise MemoryError. It goes back to the pool once every rank has let go of its array
-        (and all its views), which the next call of `empty` settles.
+        (and all its views), which the next call of `empty` settles. `kind`: of memory, the backend's first if None;
+        what is coherent only between launches is not shared with peers, and used like any ordinary array.
         """
         self._issuer.check_usable()
-        return self._symmetric.empty(shape, as_dtype(dtype))
+        return self._symmetric.empty(shape, as_dtype(dtype), kind)
 
     def explain(
         self,

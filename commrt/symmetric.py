@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from commrt.backend import Memory
+from commrt.backend import Memory, MemoryKind
 from commrt.dtypes import DType
 from commrt.errors import CommrtError, InvalidArgument
 from commrt.group import Group
@@ -25,15 +26,20 @@ class _Turn(msgspec.Struct, frozen=True):
     """What a rank says when allocating: how much, what its program has let go of since, and its segment's key."""
 
     nbytes: int
-    released: tuple[int, ...]
+    released: tuple[int, ...] = ()
+    kind: str = ""
     key: bytes = b""
     error: str = ""
 
 
 @dataclass
-class _Segment:
+class Segment:
+    """Symmetric memory: this rank's, and where each peer's is: its address here, or its place in a port's offsets."""
+
+    number: int
     memory: Memory
-    peers: dict[int, Memory]
+    mapped: dict[int, int]
+    located: dict[int, int]
 
 
 class SymmetricMemory:
@@ -42,19 +48,37 @@ class SymmetricMemory:
     def __init__(self, group: Group, exchange: Callable[[bytes], list[bytes]]) -> None:
         self._group, self._exchange = group, exchange
         self._lock = threading.Lock()
-        self._segments: dict[int, _Segment] = {}
+        self._segments: dict[int, Segment] = {}
         self._free: list[int] = []  # released by all ranks: the same list on each
         self._released: set[int] = set()  # by this rank alone
         self._numbers = itertools.count()
+        self._closed = False
 
-    def empty(self, shape: int | tuple[int, ...], dtype: DType) -> Any:
-        """A new array, or all ranks raise: MemoryError where one has none, InvalidArgument where sizes differ."""
+    def empty(self, shape: int | tuple[int, ...], dtype: DType, kind: str | None = None) -> Any:
+        """A new array, or all ranks raise: MemoryError where one has none, InvalidArgument where calls differ.
+
+        An array of a launch-coherent kind is the caller's alone: peers can't use it, so operations stage it.
+        """
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         if any(extent < 0 for extent in shape):
             raise InvalidArgument(f"shape {shape} is negative", rank=self._group.rank)
         nbytes = math.prod(shape) * dtype.itemsize
+        found = self._group.allocator.kind(kind)
         with self._lock:
-            return self._array(self._settle(nbytes), shape, dtype)
+            memory, drop = self._settle(nbytes, found)
+        return _array(memory, drop, shape, dtype)
+
+    def lookup(self, address: int, nbytes: int) -> Segment | None:
+        """The segment in which all these bytes of this rank lie."""
+        for segment in self._segments.values():
+            offset = address - segment.memory.address
+            if 0 <= offset <= segment.memory.nbytes - nbytes:
+                return segment
+        return None
+
+    def segment(self, number: int) -> Segment:
+        """By its number, which is the same on all ranks."""
+        return self._segments[number]
 
     def covers(self, address: int) -> bool:
         """Whether the address lies in this rank's symmetric memory."""
@@ -65,34 +89,38 @@ class SymmetricMemory:
 
     def close(self) -> None:
         """Unmap what the program holds no array of; the rest goes with its last array."""
+        self._closed = True
         for number, segment in list(self._segments.items()):
             if number in self._released or number in self._free:
                 segment.memory.close()
 
-    def _settle(self, nbytes: int) -> int:
-        """One step of all ranks: what is free, who can allocate, where it lies. The number of the segment."""
-        mine = _Turn(nbytes, tuple(sorted(self._released)))
-        turns = self._say(mine)
-        if len({turn.nbytes for turn in turns}) > 1:
-            sizes = ", ".join(f"{turn.nbytes} (rank {rank})" for rank, turn in enumerate(turns))
-            raise InvalidArgument(
-                f"ranks asked for different sizes of symmetric memory: {sizes}", rank=self._group.rank
-            )
+    def _let_go(self, number: int) -> None:
+        self._released.add(number)
+        if self._closed:
+            self._segments[number].memory.close()
+
+    def _settle(self, nbytes: int, kind: MemoryKind) -> tuple[Memory, Callable[[], object]]:
+        """One step of all ranks: what is free, who can allocate, where it lies. The memory, and how to let go of it."""
+        turns = self._say(_Turn(nbytes, tuple(sorted(self._released)), kind.name))
+        if len({(turn.nbytes, turn.kind) for turn in turns}) > 1:
+            calls = ", ".join(f"{turn.nbytes} of {turn.kind} (rank {rank})" for rank, turn in enumerate(turns))
+            raise InvalidArgument(f"ranks asked for different symmetric memory: {calls}", rank=self._group.rank)
         common = set.intersection(*(set(turn.released) for turn in turns))
         self._released -= common
         self._free += sorted(common)
         for number in self._free:
-            if self._segments[number].memory.nbytes >= nbytes:
+            memory = self._segments[number].memory
+            if memory.nbytes >= nbytes and memory.kind == kind:
                 self._free.remove(number)
-                return number
-        return self._grow(nbytes)
+                return memory, functools.partial(self._let_go, number)
+        return self._grow(nbytes, kind)
 
-    def _grow(self, nbytes: int) -> int:
+    def _grow(self, nbytes: int, kind: MemoryKind) -> tuple[Memory, Callable[[], object]]:
         memory: Memory | None = None
         try:
-            memory, turn = self._allocate(nbytes)
+            memory, turn = self._allocate(nbytes, kind)
         except (MemoryError, OSError, CommrtError) as error:
-            turn = _Turn(nbytes, (), error=f"{type(error).__name__}: {error}")
+            turn = _Turn(nbytes, error=f"{type(error).__name__}: {error}")
         turns = self._say(turn)
         failed = {rank: turn.error for rank, turn in enumerate(turns) if turn.error}
         if failed or memory is None:
@@ -101,39 +129,48 @@ class SymmetricMemory:
             raise MemoryError(
                 "no symmetric memory: " + "; ".join(f"rank {rank}: {why}" for rank, why in failed.items())
             )
-        return self._publish(memory, turns)
+        if kind.coherence == "launch":
+            return memory, memory.close
+        return memory, functools.partial(self._let_go, self._publish(memory, turns))
 
-    def _allocate(self, nbytes: int) -> tuple[Memory, _Turn]:
+    def _allocate(self, nbytes: int, kind: MemoryKind) -> tuple[Memory, _Turn]:
         if len(self._segments) >= MAX_SEGMENTS:
             raise InvalidArgument(f"a communicator has at most {MAX_SEGMENTS} symmetric segments")
-        memory = self._group.backend.allocate(max(1, nbytes), reserve=True)
+        memory = self._group.allocator.allocate(max(1, nbytes), kind, reserve=True)
+        if kind.coherence == "launch":
+            return memory, _Turn(nbytes)
         keys = {name: self._group.endpoints[name].register(memory) for name in sorted(set(self._group.links.values()))}
-        return memory, _Turn(nbytes, (), key=msgspec.msgpack.encode(keys))
+        return memory, _Turn(nbytes, key=msgspec.msgpack.encode(keys))
 
     def _publish(self, memory: Memory, turns: list[_Turn]) -> int:
-        number = next(self._numbers)
-        segment = _Segment(memory, {})
+        segment = Segment(next(self._numbers), memory, {self._group.rank: memory.address}, {})
         for rank, turn in enumerate(turns):
-            there = memory
-            if rank != self._group.rank and self._group.connections[rank].mapped is not None:
-                key = msgspec.msgpack.decode(turn.key, type=dict[str, bytes])[self._group.links[rank]]
-                there = segment.peers[rank] = self._group.connections[rank].open(key)
-            lib.cr_comm_window(self._group.native, rank, number, there.address, there.nbytes)
-        self._segments[number] = segment
-        return number
-
-    def _array(self, number: int, shape: tuple[int, ...], dtype: DType) -> Any:
-        """An array whose memory, once nothing refers to it, is reported at the next turn."""
-        import ctypes
-
-        import numpy
-
-        memory = self._segments[number].memory
-        nbytes = math.prod(shape) * dtype.itemsize
-        raw = (ctypes.c_char * max(1, nbytes)).from_address(memory.address)
-        weakref.finalize(raw, self._released.add, number).atexit = False
-        flat: Any = numpy.frombuffer(memoryview(raw), dtype=numpy.uint8)[:nbytes]
-        return flat.view(dtype.to_numpy()).reshape(shape)
+            if rank == self._group.rank:
+                continue
+            connection = self._group.connections[rank]
+            key = msgspec.msgpack.decode(turn.key, type=dict[str, bytes])[self._group.links[rank]]
+            if connection.mapped is None:
+                segment.located[rank] = connection.locate(key)
+            else:
+                segment.mapped[rank] = connection.open(key).address
+        for rank in range(self._group.size):
+            there = segment.mapped.get(rank, memory.address)
+            lib.cr_comm_window(self._group.native, rank, segment.number, there, memory.nbytes)
+        self._segments[segment.number] = segment
+        return segment.number
 
     def _say(self, turn: _Turn) -> list[_Turn]:
         return [msgspec.msgpack.decode(reply, type=_Turn) for reply in self._exchange(msgspec.msgpack.encode(turn))]
+
+
+def _array(memory: Memory, drop: Callable[[], object], shape: tuple[int, ...], dtype: DType) -> Any:
+    """An array that calls `drop` once nothing refers to its memory."""
+    import ctypes
+
+    import numpy
+
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw: Any = (ctypes.c_char * max(1, nbytes)).from_address(memory.address)
+    weakref.finalize(raw, drop).atexit = False
+    flat = numpy.frombuffer(raw, dtype=numpy.uint8)[:nbytes]
+    return flat.view(dtype.to_numpy()).reshape(shape)
