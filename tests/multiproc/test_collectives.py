@@ -2,54 +2,48 @@
 
 from __future__ import annotations
 
-import io
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from commrt.group import Options
-from commrt.launcher import launch
+
+if TYPE_CHECKING:
+    from conftest import Ranks
 
 pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
 
-PROGRAM = Path(__file__).parent / "_programs" / "matrix_rank.py"
 SIZES = (1, 2, 3, 4, 5, 8)
 LAP = Options().lap
 STARTS = {"flag": (LAP - 100, LAP), "word": ((1 << 32) - 100, LAP), "tiny": (4, 6)}
 
 
-def run_ranks(size: int, most: int, seed: int, epoch: int = 0, lap: int = LAP, timeout_s: float = 120) -> None:
-    """Every rank must say that its calls were right."""
-    out, err = io.BytesIO(), io.BytesIO()
-    argv = [sys.executable, str(PROGRAM), str(most), str(seed), str(epoch), str(lap)]
-    status = launch(argv, size, timeout_s=timeout_s, stdout=out, stderr=err, env={"COMMRT_TRANSPORT": "shm"})
-    assert status == 0, f"{out.getvalue().decode()}\n{err.getvalue().decode()}"
-    said = out.getvalue().decode()
-    assert said.count("calls right over {'shm'}" if size > 1 else "calls right over no link") == size, said
-    assert not most or said.count(f"{most} calls") == size, said
+def check(said: str, size: int, calls: int | None = None) -> None:
+    """Every rank must have said that its calls were right."""
+    links = "{'shm'}" if size > 1 else "no link"
+    assert said.count(f"calls right over {links}") == size, said
+    assert calls is None or said.count(f"{calls} calls") == size, said
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_sample(size: int) -> None:
-    run_ranks(size, 1000, seed=100 + size)
+def test_sample(ranks: Ranks, size: int) -> None:
+    check(ranks("matrix_rank", size, 1000, 100 + size, 0, LAP), size, 1000)
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_sample_around_wraps(start: str) -> None:
-    epoch, lap = STARTS[start]
-    run_ranks(4, 500, 7, epoch, lap)
+def test_sample_around_wraps(ranks: Ranks, start: str) -> None:
+    check(ranks("matrix_rank", 4, 500, 7, *STARTS[start]), 4, 500)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("size", SIZES)
-def test_whole(size: int) -> None:
-    run_ranks(size, 0, seed=size, timeout_s=3000)
+def test_whole(ranks: Ranks, size: int) -> None:
+    check(ranks("matrix_rank", size, 0, size, 0, LAP, timeout_s=3000), size)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("size", SIZES)
-def test_whole_with_a_tiny_lap(size: int) -> None:
-    run_ranks(size, 0, size, 4, 6, timeout_s=3000)
+def test_whole_with_a_tiny_lap(ranks: Ranks, size: int) -> None:
+    check(ranks("matrix_rank", size, 0, size, *STARTS["tiny"], timeout_s=3000), size)
