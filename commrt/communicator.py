@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from commrt.channels import ChannelMaker, Channels, KernelLauncher
 from commrt.collectives import Shape, empty_like
 from commrt.dtypes import REDUCE_OPS, as_dtype
 from commrt.errors import CommrtError, CommunicatorClosed, InvalidArgument
@@ -22,10 +23,10 @@ from commrt.routing import Router
 from commrt.selection import Explanation
 from commrt.settings import Settings
 from commrt.symmetric import SymmetricMemory
-from commrt.work import Work, WorkGroup
+from commrt.work import StreamWork, Work, WorkGroup
 
 if TYPE_CHECKING:
-    from commrt.backend import Stream
+    from commrt.backend import Backend, Kernel, Stream
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class Communicator:
         self._symmetric = SymmetricMemory(self._group, self.exchange)
         self._issuer = Issuer(setup, self._group, self._router, self._symmetric.covers)
         self._fast = self._issuer.fast
+        self._kernels = KernelLauncher(self._group, self._issuer)
         _open.add(self)
 
     # --- collectives -----------------------------------------------------------------------------------------------
@@ -264,6 +266,25 @@ class Communicator:
         self._issuer.check_usable()
         return self._symmetric.empty(shape, as_dtype(dtype), kind)
 
+    def channels(self, array: Any, blocks: int = 1, packet_nbytes: int = 0, timeout: float | None = None) -> Channels:
+        """Channels for kernels of up to `blocks` blocks, over `array`, which is symmetric memory. Collective.
+
+        `packet_nbytes`: the most that one `put_packets` carries. `timeout`: seconds that one wait in a kernel may take.
+        All ranks get them, or all raise. See docs/kernels.md.
+        """
+        self._issuer.check_usable()
+        maker = ChannelMaker(self._group, self._symmetric, self.exchange)
+        return maker.make(array, blocks, packet_nbytes, self._issuer.seconds(timeout))
+
+    def launch(self, kernel: Kernel, blocks: int, *arguments: Any, stream: Stream | None = None) -> StreamWork | None:
+        """Run a kernel (of `backend.build`) on `blocks` blocks, in the order of this rank's calls. Not collective.
+
+        An argument is a Channels, an array (its address), a whole number (u64, i64 if negative) or a float (double).
+        Returns when it has ended or, given a stream, a Work. A wait in it that failed is raised here, or by the Work,
+        and breaks the communicator.
+        """
+        return self._kernels.launch(kernel, blocks, arguments, stream)
+
     def explain(
         self,
         collective: str,
@@ -287,6 +308,11 @@ class Communicator:
         Raises what a peer found wrong with what this rank had sent.
         """
         self._close(self._group.settings.close_timeout_s)
+
+    @property
+    def backend(self) -> Backend:
+        """The device that this communicator's memory and kernels are on."""
+        return self._group.backend
 
     @property
     def settings(self) -> Settings:
@@ -357,6 +383,7 @@ class Communicator:
             _open.discard(self)
         broken = self._issuer.refusal
         self._issuer.refuse(lambda: CommunicatorClosed("the communicator is closed", rank=self.rank))
+        self._kernels.close(timeout_s)
         code = lib.cr_comm_close(self._group.native, timeout_s)
         error = self._issuer.failure() if code and broken is None else None
         self._symmetric.close()

@@ -145,11 +145,15 @@ class Issuer:
 
     def on_stream(self, stream: Stream, call: Any, keep: Any, seconds: float) -> StreamWork:
         """Run when the stream comes to it."""
+        return self.queue(stream, lambda: self._run(self.lane, call, keep, seconds))
+
+    def queue(self, stream: Stream, work: Callable[[], None]) -> StreamWork:
+        """Do any work when the stream comes to it, in the order of calls."""
         outcome: list[BaseException] = []
 
         def job() -> None:
             try:
-                self._run(self.lane, call, keep, seconds)
+                work()
             except BaseException as error:
                 outcome.append(error)
                 raise
@@ -159,6 +163,11 @@ class Issuer:
             event = stream.submit(job)
             self._last, self._plain = (stream, event), None
         return StreamWork(event, outcome)
+
+    def now(self, work: Callable[[], None]) -> None:
+        """Do any work here, in the order of calls."""
+        self._await_stream(None)
+        work()
 
     def seconds(self, timeout: float | None) -> float:
         """A call's deadline."""
@@ -181,9 +190,13 @@ class Issuer:
         if code == lib.CR_NO_MEMORY:
             raise MemoryError("no memory for the operation")
         error = self.failure()
+        self.broken_by(error)
+        raise error
+
+    def broken_by(self, error: CommrtError) -> None:
+        """From now on every call raises, naming this cause."""
         cause, rank = str(error), self._group.rank
         self.refuse(lambda: CommunicatorBroken(f"the communicator is broken: {cause}", rank=rank))
-        raise error
 
     def failure(self) -> CommrtError:
         """What broke the communicator."""

@@ -18,12 +18,14 @@ HEADERS = Path(__file__).resolve().parents[2] / "algorithms" / "device"
 
 
 class CpuKernel:
-    """A function of a shared object; see algorithms/device/kernel.h for what it may use."""
+    """A function `CR_KERNEL symbol(...)` of a shared object; see algorithms/device/kernel.h."""
 
     def __init__(self, library: ctypes.CDLL, symbol: str) -> None:
         self._library = library
         self._function = getattr(library, symbol)
         self._function.restype = None
+        self._enter = library.commrt_enter_block
+        self._enter.argtypes, self._enter.restype = (ctypes.c_uint32, ctypes.c_uint32), None
 
     @classmethod
     def build(cls, source: str, symbol: str) -> CpuKernel:
@@ -43,10 +45,12 @@ class CpuKernel:
             library = ctypes.CDLL(str(shared))
         if not hasattr(library, symbol):
             raise InvalidArgument(f'the kernel\'s source defines no extern "C" function {symbol!r}')
+        if not hasattr(library, "commrt_enter_block"):
+            raise InvalidArgument('the kernel\'s source does not include "kernel.h"')
         return cls(library, symbol)
 
     def launch(self, blocks: int, arguments: Sequence[Any], stream: Stream | None = None) -> None:
-        """Call the function once a block, with the block's number first, then `arguments` (ctypes values)."""
+        """Call the function once a block with `arguments` (ctypes values)."""
         if blocks < 1:
             raise InvalidArgument(f"a kernel needs at least one block, not {blocks}")
         if stream is not None:
@@ -56,7 +60,8 @@ class CpuKernel:
 
     def _run(self, blocks: int, arguments: Sequence[Any]) -> None:
         def block(number: int) -> None:
-            self._function(ctypes.c_uint32(number), *arguments)
+            self._enter(number, blocks)
+            self._function(*arguments)
 
         threads = [threading.Thread(target=block, args=(number,)) for number in range(1, blocks)]
         for thread in threads:
