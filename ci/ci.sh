@@ -61,11 +61,12 @@ install_optional_packages() {
     fi
 }
 
-# Another Python runs the tests of one process, and the ranks of a benchmark.
+# Another Python runs what depends on its version: imports, arrays, types, waiting, and the ranks of a benchmark.
 smoke() {
-    local venv=build/venv-$1
+    local venv=build/venv-$1 unit=(import arrays dtypes bad_input async settings data)
     bash ci/setup.sh "$venv" "$2" test &&
-        "$venv/bin/python" -m pytest -q tests/unit tests/multiproc/test_bench.py -k "not threads and not slow" | tail -n 15
+        "$venv/bin/python" -m pytest -q $(printf "tests/unit/test_%s.py " "${unit[@]}") tests/multiproc/test_bench.py -k "not threads" |
+        tail -n 15
 }
 
 mapfile -t found < <(interpreters)
