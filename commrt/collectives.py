@@ -37,8 +37,7 @@ def shapes(rank: int, size: int, collective: str, x: Any, out: Any, op: str, roo
     reduction = as_op(op)
     if collective == "barrier":
         return Call(0, 0, 0, 2, 0, 0)
-    if not 0 <= root < size:
-        raise InvalidArgument(f"root {root} is not in 0..{size - 1}", rank=rank, operation=collective)
+    check_rank(root, "root", rank, size)
     same = x is out
     source = _wanted(x, "x", has_input(collective, rank, root), same and collective in _SAME_BUFFER, rank, collective)
     target = source if same else _wanted(out, "out", has_output(collective, rank, root), True, rank, collective)
@@ -59,6 +58,12 @@ def shapes(rank: int, size: int, collective: str, x: Any, out: Any, op: str, roo
         source.address if source else 0, target.address if target else 0, count, one.dtype.code,
         reduction.code if collective in REDUCING else 0, nbytes,
     )  # fmt: skip
+
+
+def check_rank(value: Any, what: str, rank: int, size: int) -> None:
+    """Raise InvalidArgument on `rank` for a `what` that is no rank."""
+    if not hasattr(value, "__index__") or not 0 <= value < size:
+        raise InvalidArgument(f"{what} {value!r} is not in 0..{size - 1}", rank=rank)
 
 
 def has_input(collective: str, rank: int, root: int) -> bool:

@@ -158,6 +158,7 @@ class Communicator:
         """`x` of rank `root` into everyone's `x`."""
         if (
             not (stream or async_op or algorithm or timeout)
+            and isinstance(root, int)
             and 0 <= root < self.size
             and self._fast(_BROADCAST, root, x, x)
         ):

@@ -98,8 +98,7 @@ class Group:
     keep: list[Any] = field(default_factory=list)
 
     def release(self) -> None:
-        """Free everything, once nothing is in flight."""
-        lib.cr_comm_free(self.native)
+        """Unmap everything, once nothing is in flight. The native communicator stays, for those who still ask it."""
         for endpoint in self.endpoints.values():
             endpoint.close()
         self.segment.close()
@@ -266,7 +265,7 @@ class Setup:
         native = lib.cr_comm_new(self.engine, config, self.native_group)
         if native == ffi.NULL:
             raise BootstrapError("the native communicator refused its configuration", rank=self.rank)
-        return native
+        return ffi.gc(native, lib.cr_comm_free)
 
     def _connect(self, group: Group, addresses: Sequence[_Reaches], keys: Sequence[_Keys]) -> _Offers:
         capabilities = {"mapped", "direct"}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from commrt.arrays import as_buffer
-from commrt.collectives import Call, shapes
+from commrt.collectives import Call, check_rank, shapes
 from commrt.dtypes import DTYPES
 from commrt.errors import CommrtError, CommunicatorBroken, CommunicatorClosed, InvalidArgument
 from commrt.group import Group, Setup
@@ -175,8 +175,7 @@ class Issuer:
 
     def check_rank(self, rank: int, what: str) -> None:
         """Raise InvalidArgument for a rank that isn't there."""
-        if not isinstance(rank, int) or not 0 <= rank < self._group.size:
-            raise InvalidArgument(f"{what} {rank} is not in 0..{self._group.size - 1}", rank=self._group.rank)
+        check_rank(rank, what, self._group.rank, self._group.size)
 
     def check_usable(self) -> None:
         """Raise what later calls raise, if there is anything."""

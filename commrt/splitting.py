@@ -29,8 +29,9 @@ def split(
 ) -> Communicator | None:
     """See `Communicator.split`. Set-up goes through the parent, so every rank takes part in every step of it."""
     for name, value in (("color", color), ("key", key)):
-        if value is not None and not isinstance(value, int):
-            raise InvalidArgument(f"{name} is an integer, not {value!r}", rank=parent.rank)
+        fits = isinstance(value, int) and -(1 << 63) <= value < 1 << 63
+        if not fits and (name, value) != ("color", None):
+            raise InvalidArgument(f"{name} is an integer of 64 bits, not {value!r}", rank=parent.rank)
     wishes = [_decode(wish) for wish in parent.exchange(msgspec.msgpack.encode(_Wish(color, key)))]
     if color is None:
         _attend(parent)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +60,23 @@ class SymmetricMemory:
 
         An array of a launch-coherent kind is the caller's alone: peers can't use it, so operations stage it.
         """
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        if any(extent < 0 for extent in shape):
-            raise InvalidArgument(f"shape {shape} is negative", rank=self._group.rank)
+        shape = self._checked(shape)
         nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes >= 1 << 63:
+            raise MemoryError(f"no memory for an array of shape {shape}")
         found = self._group.allocator.kind(kind)
         with self._lock:
             memory, drop = self._settle(nbytes, found)
         return _array(memory, drop, shape, dtype)
+
+    def _checked(self, shape: Any) -> tuple[int, ...]:
+        try:
+            extents = tuple(operator.index(extent) for extent in (shape if isinstance(shape, Sequence) else (shape,)))
+        except TypeError:
+            raise InvalidArgument(f"a shape is of integers, not {shape!r}", rank=self._group.rank) from None
+        if any(extent < 0 for extent in extents):
+            raise InvalidArgument(f"shape {shape} is negative", rank=self._group.rank)
+        return extents
 
     def lookup(self, address: int, nbytes: int) -> Segment | None:
         """The segment in which all these bytes of this rank lie."""

@@ -41,6 +41,7 @@ int cr_can_reduce(unsigned dtype, unsigned reduction) { return cr_reduce_lookup(
 unsigned long long cr_segment_bytes(const cr_shape* shape) { return Layout(*shape).total; }
 
 cr_engine* cr_engine_new(void) { return new (std::nothrow) cr_engine; }
+void cr_engine_stop(cr_engine* engine) { engine->stop(); }
 void cr_engine_free(cr_engine* engine) { delete engine; }
 int cr_engine_progress_thread(cr_engine* engine) try {
   engine->start_thread();

@@ -70,6 +70,7 @@ unsigned int cr_itemsize(unsigned int dtype);  // bytes; 0: no such type
 int cr_can_reduce(unsigned int dtype, unsigned int reduction);
 
 cr_engine* cr_engine_new(void);
+void cr_engine_stop(cr_engine*);  // ends its thread; idempotent
 void cr_engine_free(cr_engine*);
 cr_group* cr_group_new(unsigned int ranks);   // communicators of one process and engine, each other's only peers
 void cr_group_free(cr_group*);

@@ -36,7 +36,9 @@ i64 commrt::now_ns() {
 
 void SpinLock::sched_yield_once() { sched_yield(); }
 
-cr_engine::~cr_engine() {
+cr_engine::~cr_engine() { stop(); }
+
+void cr_engine::stop() {
   stop_ = true;
   {
     std::lock_guard<std::mutex> hold(thread_lock_);
@@ -328,9 +330,11 @@ int cr_engine::wait(cr_launch* w, i64 limit) {
   while (!done()) {
     u32 seen = turn_.load(std::memory_order_acquire);
     if (claim_.try_lock()) {
-      drive(done, limit);
-      cr_comm* comm = w->lane->comm;
-      if (done()) ring(*comm);
+      // While it is not done nobody can close its communicator, which takes the claim; afterwards that may be gone.
+      if (!done()) {
+        drive(done, limit);
+        if (done()) ring(*w->lane->comm);
+      }
       release_claim();
     } else {
       if (!counted) {

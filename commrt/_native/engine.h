@@ -20,6 +20,7 @@ struct cr_engine {
   void abort(cr_comm&);
   void nudge_progress();                            // something was submitted that nobody waits for
   void start_thread();
+  void stop();                                      // ends the thread
   commrt::SpinLock& gate() { return gate_; }
 
   enum { TYPES = 19 };

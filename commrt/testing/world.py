@@ -50,8 +50,10 @@ class World:
         self._registry = registry or default_registry()
         self._settings = Settings.from_environment({}, **{"transport": transport, "timeout_s": 60.0, **settings})
         self._options = options or Options()
-        self._engines = [lib.cr_engine_new()] if shared_engine else [lib.cr_engine_new() for _ in range(size)]
-        self._group = lib.cr_group_new(size) if shared_engine and transport == "loopback" else ffi.NULL
+        # Works and communicators may outlive the world, and hold on to these.
+        self._engines = [ffi.gc(lib.cr_engine_new(), lib.cr_engine_free) for _ in range(1 if shared_engine else size)]
+        grouped = shared_engine and transport == "loopback"
+        self._group = ffi.gc(lib.cr_group_new(size), lib.cr_group_free) if grouped else ffi.NULL
         meeting = _Meeting(size, self._settings.init_timeout_s)
         self.communicators: list[Communicator] = self._threads(lambda rank: self._join(rank, meeting))
 
@@ -71,14 +73,10 @@ class World:
         return self._threads(guarded)
 
     def close(self) -> None:
-        """Close all communicators, then the engines."""
+        """Close all communicators, then stop the engines."""
         self._threads(lambda rank: self.communicators[rank].close())
         for engine in self._engines:
-            lib.cr_engine_free(engine)
-        self._engines.clear()
-        if self._group != ffi.NULL:
-            lib.cr_group_free(self._group)
-            self._group = ffi.NULL
+            lib.cr_engine_stop(engine)
 
     def __enter__(self) -> World:
         return self
