@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import socket
+import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from commrt.backend import Memory, MemoryKind
+from commrt.errors import TransportError
 from commrt.native import ffi, lib
+from commrt.transport import Exchange
 
 _SIGNAL_NBYTES = 8
 _REGION_SHIFT = 48
+_KEY_NBYTES = 8
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+
+class Closeable(Protocol):
+    """What can be closed, more than once."""
+
+    def close(self) -> Any:
+        """Idempotent."""
 
 
 class Mapped:
@@ -44,6 +59,10 @@ class Regions:
         self._memories.append(memory.retain())
         return (len(self._memories) - 1) << _REGION_SHIFT
 
+    def register(self, memory: Memory) -> bytes:
+        """The same, as a key for `PortConnection.locate`."""
+        return self.add(memory).to_bytes(_KEY_NBYTES, "little")
+
     def address(self, offset: int, nbytes: int) -> int:
         """Where these bytes lie in this process."""
         number, within = offset >> _REGION_SHIFT, offset & ((1 << _REGION_SHIFT) - 1)
@@ -69,6 +88,60 @@ class Regions:
         """Let go of all memory. Idempotent."""
         while self._memories:
             self._memories.pop().close()
+
+
+class PortEndpoint:
+    """What all `commrt.transport.Endpoint`s of ports have alike. `closes`: what `close` closes, the latest first."""
+
+    def __init__(self) -> None:
+        self.regions = Regions()
+        self.closes: list[Closeable] = [self.regions]
+
+    def register(self, memory: Memory) -> bytes:
+        """Let peers at it through `regions`."""
+        return self.regions.register(memory)
+
+    def group(self, members: Sequence[int], exchange: Exchange) -> frozenset[str]:
+        """Nothing that joins more than two."""
+        return frozenset()
+
+    def close(self) -> None:
+        """Idempotent."""
+        while self.closes:
+            self.closes.pop().close()
+
+
+class PortConnection:
+    """What all `commrt.transport.Connection`s that map nothing have alike. Keys are of `Regions`.
+
+    `link`: what `close` closes. `port`: what takes the requests, this object itself if None.
+    """
+
+    mapped: int | None = None
+    direct: Any = None
+    life: int = -1
+
+    def __init__(self, link: Closeable, port: Any = None) -> None:
+        self.link = link
+        self.port = self if port is None else port
+
+    def flush(self) -> int:
+        """Nothing that was taken waits here: to be overridden where it may."""
+        return 1
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.link.close()
+
+    def open(self, key: bytes) -> Memory:
+        """Not mapped."""
+        raise TransportError("this link maps nothing")
+
+    def locate(self, key: bytes) -> int:
+        """As the peer said."""
+        if len(key) != _KEY_NBYTES:
+            raise TransportError(f"a peer's key has {len(key)} bytes, not {_KEY_NBYTES}")
+        return int.from_bytes(key, "little")
 
 
 @dataclass(frozen=True)
@@ -132,6 +205,13 @@ class QueuePort:
             ctypes.memmove(self._target.address(request.offset, len(request.data)), request.data, len(request.data))
         else:
             self._target.signal(request.offset, request.value)
+
+
+def check_own(link: socket.socket) -> None:
+    """Raise PermissionError unless the process at the other end of a Unix socket runs as this user."""
+    _, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if uid != os.geteuid():
+        raise PermissionError(f"the process at the other end is user {uid}'s")
 
 
 def _all(queue: deque[Request]) -> Iterator[Request]:

@@ -4,14 +4,18 @@ A transport is one module under `commrt/transports/` (or an entry point in `comm
 object that satisfies `Transport`. Joining two ranks: each opens an endpoint and publishes its address; each asks
 whether it can reach the other's; each registers its segment and publishes the key; each connects.
 
+Classes may derive from these protocols, for what they have of defaults, or just look like them.
+
 A connection is *mapped* (the peer's memory can be loaded and stored: `mapped` is its address here) or a *port*
 (requests go to a queue that something else drains), or mapped for registered memory and a port for all other.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from commrt.backend import Backend, Memory, MemoryKind, Probe
@@ -37,6 +41,16 @@ class Reach:
 
     latency_us: float
     bandwidth_gbps: float
+
+
+def this_host() -> bytes:
+    """Names the running system, its network and process namespaces and this user: the same where processes share them.
+
+    Raises OSError where /proc is not mounted.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
+    return f"{boot} {spaces[0]} {spaces[1]} {os.geteuid()}".encode()
 
 
 class Port(Protocol):
@@ -102,6 +116,7 @@ class Endpoint(Protocol):
 
     def group(self, members: Sequence[int], exchange: Exchange) -> frozenset[str]:
         """Join all members at once. Collective; answers what the group adds, such as {"switch"}, the same on all."""
+        return frozenset()
 
     def close(self) -> None:
         """Idempotent; closes its connections."""
@@ -112,7 +127,7 @@ class Transport(Protocol):
     """A kind of link. `memory_kinds` are those it adds to the backend's; one that adds any is a `MemoryTransport`."""
 
     name: str
-    memory_kinds: tuple[MemoryKind, ...]
+    memory_kinds: tuple[MemoryKind, ...] = ()
 
     def probe(self) -> Probe:
         """Whether it can serve here. Never raises."""
