@@ -150,7 +150,8 @@ class PythonPort:
 
 
 def _refused(exception: Any, value: Any, traceback: Any) -> int:
-    _log.warning("a port failed: %s: %s", getattr(exception, "__name__", exception), value)
+    level = logging.INFO if isinstance(value, EOFError) else logging.WARNING
+    _log.log(level, "a port ended: %s: %s", getattr(exception, "__name__", exception), value)
     return -1
 
 

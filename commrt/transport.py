@@ -73,7 +73,10 @@ class Port(Protocol):
         """Whether all that was taken is on its way: its sources may be reused, and it arrives without another poll."""
 
     def poll(self) -> int:
-        """Apply what has come in, send what is queued. 1 if anything moved, else 0. Raises once the peer is gone."""
+        """Apply what has come in, send what is queued. 1 if anything moved, else 0.
+
+        Raises EOFError once the peer is gone and all that it had sent is applied.
+        """
 
 
 @runtime_checkable
