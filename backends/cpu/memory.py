@@ -8,11 +8,13 @@ import threading
 from dataclasses import dataclass, field
 
 from commrt.backend import MemoryKind
+from commrt.backends.cpu.available import available_nbytes
 from commrt.native import ffi, lib
 
 HOST = MemoryKind("host", "kernel")
 _EXPORT = struct.Struct("<IIQQ")  # process, descriptor, inode, bytes
 _PAGE = 4096
+_PIECE = 16 << 20
 
 
 @dataclass(eq=False)
@@ -31,12 +33,28 @@ class SharedMemory:
     def create(cls, nbytes: int, reserve: bool) -> SharedMemory:
         """A new one of at least `nbytes`. Raises MemoryError saying how much was asked for."""
         size = max(_PAGE, (nbytes + _PAGE - 1) // _PAGE * _PAGE)
+        if size > available_nbytes():
+            raise MemoryError(f"can't allocate {nbytes} bytes of shareable memory: only {available_nbytes()} are free")
         fd, address = ffi.new("int*"), ffi.new("void**")
-        error = lib.cr_memory_create(size, reserve, fd, address) if size < 1 << 62 else -12
+        error = lib.cr_memory_create(size, fd, address)
         if error:
             raise MemoryError(f"can't allocate {nbytes} bytes of shareable memory: {os.strerror(-error)}")
         lib.cr_memory_lock(fd[0])
-        return cls(int(ffi.cast("uintptr_t", address[0])), size, fd[0], os.getpid())
+        memory = cls(int(ffi.cast("uintptr_t", address[0])), size, fd[0], os.getpid())
+        if reserve:
+            memory._reserve()
+        return memory
+
+    def _reserve(self) -> None:
+        """Take all pages, piece by piece: other ranks may be taking theirs."""
+        try:
+            for start in range(0, self.nbytes, _PIECE):
+                if available_nbytes() < 2 * _PIECE:
+                    raise MemoryError(f"no memory for the last {self.nbytes - start} of {self.nbytes} bytes")
+                os.posix_fallocate(self.fd, start, min(_PIECE, self.nbytes - start))
+        except (OSError, MemoryError) as error:
+            self.close()
+            raise MemoryError(str(error)) from error
 
     @classmethod
     def open(cls, exported: bytes) -> SharedMemory:

@@ -136,8 +136,8 @@ void cr_port_locked_free(cr_port*);
 void cr_port_mapped(cr_port*);
 void cr_store_release(unsigned long long* word, unsigned long long value);  // a signal, for ports written in Python
 
-// Shareable memory: 0 or a negative errno. A reserved one has all its pages. The lock says that its owner lives.
-int cr_memory_create(unsigned long long nbytes, int reserve, int* fd, void** address);
+// Shareable memory, whose pages come when touched: 0 or a negative errno. The lock says that its owner lives.
+int cr_memory_create(unsigned long long nbytes, int* fd, void** address);
 int cr_memory_open(const char* path, unsigned long long nbytes, unsigned long long inode, int* fd, void** address);
 int cr_memory_lock(int fd);
 int cr_memory_owner_lives(int fd);            // of a peer's memory

@@ -27,11 +27,13 @@ int map(int fd, unsigned long long nbytes, void** address) {
 
 extern "C" {
 
-int cr_memory_create(unsigned long long nbytes, int reserve, int* fd, void** address) {
+int cr_memory_create(unsigned long long nbytes, int* fd, void** address) {
   *fd = memfd_create("commrt", MFD_CLOEXEC);
   if (*fd < 0) return -errno;
-  int error = ftruncate(*fd, (off_t)nbytes) ? errno : reserve ? posix_fallocate(*fd, 0, (off_t)nbytes) : 0;
-  if (error) return close(*fd), -error;
+  if (ftruncate(*fd, (off_t)nbytes)) {
+    int error = errno;
+    return close(*fd), -error;
+  }
   return map(*fd, nbytes, address);
 }
 
