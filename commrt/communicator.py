@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,6 +17,7 @@ from commrt.errors import CommrtError, CommunicatorClosed, InvalidArgument
 from commrt.group import Group, Options, Setup, process_engine
 from commrt.issuing import Issuer
 from commrt.native import COLLECTIVE_CODES, ffi, lib
+from commrt.plan import Plan, validate
 from commrt.plugins import Registry, default_registry
 from commrt.routing import Router
 from commrt.selection import Explanation
@@ -112,7 +112,8 @@ class Communicator:
         self._issuer = Issuer(setup, self._group, self._router, self._symmetric.covers)
         self._fast = self._issuer.fast
         self._kernels = KernelLauncher(self._group, self._issuer)
-        _open.add(self)
+        with _open_lock:
+            _open[self] = None
 
     # --- collectives -----------------------------------------------------------------------------------------------
 
@@ -248,6 +249,21 @@ class Communicator:
         call, keep = self._issuer.call(collective, x, out, op, root, algorithm, False)
         return Prepared(self._issuer, collective, call, keep, self._issuer.seconds(timeout))
 
+    def run_plan(
+        self, plan: Plan, x: Any = None, out: Any = None, *, op: str = "sum", root: int = 0,
+        stream: Stream | None = None, async_op: bool = False, timeout: float | None = None,
+    ) -> Any:  # fmt: skip
+        """Run a plan of the caller's, by the contract of its collective; `root` is the one that it was built for.
+
+        Every rank passes the same whole plan: its digest is part of what ranks compare. Its bounds are checked, each
+        time; whether it does what its collective promises is not. Without `out` it works in place where the collective
+        can. Raises PlanError for one out of bounds, InvalidArgument for one that does not fit this communicator.
+        """
+        validate(plan)
+        if plan.collective in _IN_PLACE and (plan.collective != "reduce" or self.rank == root):
+            out = x if out is None else out
+        return self._run(plan.collective, x, out, op, root, stream, async_op, None, timeout, plan=plan)
+
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """A communicator of the ranks that gave the same `color`, ordered by `key`, then rank. Collective.
 
@@ -304,9 +320,10 @@ class Communicator:
             lib.cr_comm_abort(self._group.native)
 
     def close(self) -> None:
-        """Finish what was accepted, within the close timeout, and leave. Idempotent; waits for no peer otherwise.
+        """Finish what was accepted and leave. Idempotent.
 
-        Raises what a peer found wrong with what this rank had sent.
+        Waits, within the close timeout, until every peer has begun what this rank has sent it, or has left: raises
+        Mismatch if a peer finds that ranks disagree, PeerLost if one never called a collective that this rank did.
         """
         self._close(self._group.settings.close_timeout_s)
 
@@ -348,12 +365,12 @@ class Communicator:
 
     def _run(
         self, collective: str, x: Any, out: Any, op: str, root: int, stream: Stream | None, async_op: bool,
-        algorithm: str | None, timeout: float | None, precise: bool = False,
+        algorithm: str | None, timeout: float | None, precise: bool = False, plan: Plan | None = None,
     ) -> Any:  # fmt: skip
         if out is None and collective in _MAKES_OUTPUT:
             out = self._make_output(collective, x, root)
         issuer = self._issuer
-        call, keep = issuer.call(collective, x, out, op, root, algorithm, precise)
+        call, keep = issuer.call(collective, x, out, op, root, algorithm, precise, plan)
         seconds = issuer.seconds(timeout)
         if stream is not None:
             return issuer.on_stream(stream, call, keep, seconds)
@@ -381,12 +398,13 @@ class Communicator:
         with _open_lock:
             if self not in _open:
                 return
-            _open.discard(self)
+            del _open[self]
         broken = self._issuer.refusal
         self._issuer.refuse(lambda: CommunicatorClosed("the communicator is closed", rank=self.rank))
         self._kernels.close(timeout_s)
         code = lib.cr_comm_close(self._group.native, timeout_s)
         error = self._issuer.failure() if code and broken is None else None
+        self._issuer.leave()
         self._symmetric.close()
         self._group.release()
         if error is not None and not isinstance(error, CommunicatorClosed):
@@ -446,15 +464,18 @@ _MAKES_OUTPUT: dict[str, Shape] = {
     "all_to_all": "same",
 }  # fmt: skip
 
+_IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
+
 # Those not closed yet, for the end of the process and for forked children.
-_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+# Held until then: a program may drop its communicator while work is in flight.
+_open: dict[Communicator, None] = {}
 _open_lock = threading.Lock()
 _EXIT_S = 1.0
 
 
 @atexit.register
 def _leave() -> None:
-    for communicator in list(_open):
+    for communicator in reversed(list(_open)):
         try:
             communicator._close(_EXIT_S)
         except CommrtError:

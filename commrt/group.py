@@ -121,19 +121,29 @@ class Setup:
     native_group: Any
 
     def run(self) -> Group:
-        """Collective. Raises BootstrapError on every rank if any fails."""
+        """Collective. Raises BootstrapError on every rank if any fails, and leaves nothing behind."""
+        endpoints: dict[str, Endpoint] = {}
+        memory: list[Memory] = []
+        try:
+            return self._run(endpoints, memory)
+        except BaseException:
+            for endpoint in endpoints.values():
+                endpoint.close()
+            for segment in memory:
+                segment.close()
+            raise
+
+    def _run(self, endpoints: dict[str, Endpoint], memory: list[Memory]) -> Group:
         hellos = self._round(_Hello, self._hello)
         self._compare(hellos)
         settings = self.settings.adopt(hellos[0].settings)
         backend: Backend = self.registry.require("backends", "cpu")
         context = Context(self.rank, self.size, hellos[0].token, backend, dict(self.options.transport))
-        endpoints: dict[str, Endpoint] = {}
         addresses = self._round(_Reaches, lambda: self._open(settings, context, endpoints))
         reaches = self._round(_Links, lambda: self._reach(endpoints, addresses))
         links = self._choose(reaches)
         shape = _shape(self.size, settings)
         allocator = self._allocator(backend, endpoints)
-        memory: list[Memory] = []
         keys = self._round(_Keys, lambda: self._register(shape, allocator, endpoints, links, memory))
         native = self._native(shape, memory[0], hellos, settings)
         group = Group(

@@ -11,8 +11,10 @@ from commrt.arrays import as_buffer
 from commrt.collectives import Call, check_rank, shapes
 from commrt.dtypes import DTYPES
 from commrt.errors import CommrtError, CommunicatorBroken, CommunicatorClosed, InvalidArgument
+from commrt.failures import Circumstances, Standing, to_error
 from commrt.group import Group, Setup
-from commrt.native import COLLECTIVE_CODES, ffi, lib, to_error
+from commrt.native import COLLECTIVE_CODES, ffi, lib
+from commrt.plan import MAX_BLOCKS, Plan
 from commrt.routing import Router
 from commrt.work import NativeWork, StreamWork, checked_timeout
 
@@ -39,6 +41,7 @@ class Issuer:
         self.lane = lib.cr_comm_collectives(group.native)
         self._setup, self._group, self._router, self._covers = setup, group, router, covers
         self._lock = threading.RLock()
+        self._left = False
         self._numpy_run = lib.cr_numpy_run
         self._plain: type | None = None  # numpy's array class, while the short way is open
         self._pairs: dict[tuple[int, bool], Any] = {}  # point-to-point lanes, by peer and direction
@@ -91,8 +94,9 @@ class Issuer:
     # --- the long way ---
 
     def call(
-        self, collective: str, x: Any, out: Any, op: str, root: int, algorithm: str | None, precise: bool
-    ) -> tuple[Any, Any]:
+        self, collective: str, x: Any, out: Any, op: str, root: int, algorithm: str | None, precise: bool,
+        plan: Plan | None = None,
+    ) -> tuple[Any, Any]:  # fmt: skip
         """A checked native call, and what must stay alive until it has ended."""
         self.check_usable()
         if self._plain is None:
@@ -106,6 +110,9 @@ class Issuer:
         if algorithm is not None or precise:
             symmetric = not call.nbytes or self._symmetric(call.input, call.output)
             native.program = self._router.forced(collective, call.nbytes, root, algorithm, precise, symmetric)
+        elif plan is not None:
+            symmetric = not call.nbytes or self._symmetric(call.input, call.output)
+            native.program = self._router.custom(plan, symmetric)
         return native, (x, out, call)
 
     def pair_call(self, x: Any, peer: int, send: bool, algorithm: str | None) -> tuple[Any, Any, Any]:
@@ -203,7 +210,12 @@ class Issuer:
         lib.cr_comm_failure(self._group.native, record)
         if not record.code:
             return CommunicatorClosed("the communicator was closed during the operation", rank=self._group.rank)
-        return to_error(self._group.rank, record, self._router.names(), self._stuck())
+        around = Circumstances(self._group.rank, self._router.names(), self._standing(), self._stuck())
+        return to_error(record, around)
+
+    def leave(self) -> None:
+        """The communicator is closed: its group's record of a deadlock may go."""
+        self._left = True
 
     def _run(self, lane: Any, call: Any, keep: Any, seconds: float) -> None:
         self.check_usable()
@@ -247,11 +259,20 @@ class Issuer:
     def _symmetric(self, *addresses: int) -> bool:
         return all(self._covers(address) for address in addresses if address)
 
+    def _standing(self) -> dict[int, Standing]:
+        """How the ranks of the failed operation stood, by rank."""
+        found = ffi.new("cr_standing[]", self._group.size)
+        lib.cr_comm_standing(self._group.native, found)
+        return {
+            rank: Standing(place.sequence, place.completed, place.state, bool(place.dead), place.silent_s)
+            for rank, place in enumerate(found)
+            if place.member
+        }
+
     def _stuck(self) -> list[Any]:
-        """Where every rank stood when none could move; empty if that did not happen."""
-        if self._setup.native_group == ffi.NULL:
+        """The blocks that could not move when no rank could; empty if that did not happen."""
+        if self._left or self._setup.native_group == ffi.NULL:
             return []
-        size = self._group.size
-        places = ffi.new("cr_failure[]", size)
-        found = [lib.cr_group_deadlock(self._setup.native_group, rank, places + rank) for rank in range(size)]
-        return [places[rank] for rank in range(size)] if any(found) else []
+        most = self._group.size * MAX_BLOCKS
+        places = ffi.new("cr_place[]", most)
+        return [places[k] for k in range(lib.cr_group_stuck(self._setup.native_group, places, most))]

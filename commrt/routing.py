@@ -31,6 +31,7 @@ class Router:
         self._lock = threading.RLock()
         self._programs: dict[tuple[Any, str, int], Any] = {}
         self._selection: Selection | None = None
+        self._custom: dict[int, str] = {}
         self._lane = lib.cr_comm_collectives(group.native)
 
     @property
@@ -47,7 +48,7 @@ class Router:
 
     def names(self) -> dict[int, str]:
         """Algorithms by their number in fingerprints."""
-        return {identifier(name): name for name in self.selection.algorithms}
+        return {identifier(name): name for name in self.selection.algorithms} | self._custom
 
     def install(self, call: Any, lane: Any = None) -> None:
         """Make the native routes that a call lacks, for ordinary and for symmetric memory."""
@@ -74,14 +75,25 @@ class Router:
         with self._lock:
             return self._program(lane, choice.algorithm, 0, 0 if send else 1)
 
-    def custom(self, plan: Plan) -> Any:
+    def custom(self, plan: Plan, symmetric: bool) -> Any:
         """The program of a plan that the caller brings. Raises InvalidArgument if it does not fit this communicator."""
+        if plan.collective == "send":
+            raise InvalidArgument("a plan for send runs between two ranks alone", rank=self._group.rank)
         if plan.ranks != self._group.size:
             raise InvalidArgument(
                 f"plan {plan.name!r} is for {plan.ranks} ranks, not {self._group.size}", rank=self._group.rank
             )
+        offered = self._group.capabilities
+        shared = {"symmetric", "direct"} if symmetric and "mapped" in offered else set()
+        if missing := sorted(set(plan.requires) - offered - shared):
+            raise InvalidArgument(
+                f"plan {plan.name!r} needs {', '.join(missing)}, which is not offered here", rank=self._group.rank
+            )
+        digest = plan.digest
+        name = f"{plan.collective}/{plan.name} ({digest[:8]})"
         with self._lock:
-            return self._lowered((self._lane, plan.digest, 0), self._lane, plan, self._group.rank)
+            self._custom[identifier(digest)] = name
+            return self._lowered((self._lane, digest, 0), self._lane, plan, self._group.rank, identifier(digest))
 
     def explain(
         self, collective: str, nbytes: int, symmetric: bool, algorithm: str | None, precise: bool
@@ -113,10 +125,10 @@ class Router:
         plan = algorithm.plan(self._group.size if role is None else _PAIR, only=[rank], root=root)
         return self._lowered((lane, name, root), lane, plan, rank)
 
-    def _lowered(self, key: tuple[Any, str, int], lane: Any, plan: Plan, rank: int) -> Any:
+    def _lowered(self, key: tuple[Any, str, int], lane: Any, plan: Plan, rank: int, number: int | None = None) -> Any:
         found = self._programs.get(key)
         if found is None:
-            native, keep = as_native(plan.program(rank), plan, identifier(plan.name))
+            native, keep = as_native(plan.program(rank), plan, identifier(plan.name) if number is None else number)
             out = ffi.new("cr_program**")
             code = lib.cr_program_new(lane, native, out)
             del keep

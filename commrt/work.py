@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from commrt.errors import InvalidArgument
+from commrt.errors import CommunicatorClosed, InvalidArgument
 from commrt.native import lib
 
 if TYPE_CHECKING:
@@ -41,19 +42,39 @@ def checked_timeout(timeout: float | None) -> float:
     return float(timeout)
 
 
+class _Process:
+    """Which process this is: a forked child has none of its parent's threads and mappings."""
+
+    forks = 0
+
+    @classmethod
+    def forked(cls) -> None:
+        cls.forks += 1
+
+    @classmethod
+    def check(cls, forks: int) -> None:
+        if forks != cls.forks:
+            raise CommunicatorClosed("this work belongs to the process that this one was forked from")
+
+
+os.register_at_fork(after_in_child=_Process.forked)
+
+
 class NativeWork:
     """A launch of the native engine. `settle(code)` turns its end into a return or an exception."""
 
-    __slots__ = ("__weakref__", "_code", "_handle", "_keep", "_settle")
+    __slots__ = ("__weakref__", "_code", "_forks", "_handle", "_keep", "_settle")
 
     def __init__(self, handle: Any, settle: Callable[[int], None], keep: Any) -> None:
         self._handle: Any = handle
         self._settle = settle
         self._keep = keep
         self._code: int | None = None
+        self._forks = _Process.forks
 
     def wait(self, timeout: float | None = None) -> bool:
         """See `Work`."""
+        _Process.check(self._forks)
         limit = checked_timeout(timeout)
         deadline = time.monotonic() + limit if limit >= 0 else float("inf")
         while not self.done():
@@ -66,8 +87,8 @@ class NativeWork:
         return True
 
     def done(self) -> bool:
-        """See `Work`."""
-        if self._code is None:
+        """See `Work`. Of the parent's work nothing is left in a forked child."""
+        if self._code is None and self._forks == _Process.forks:
             code = lib.cr_poll(self._handle)
             if code == lib.CR_PENDING:
                 return False
@@ -86,9 +107,11 @@ class StreamWork:
 
     def __init__(self, event: Event, outcome: list[BaseException]) -> None:
         self._event, self._outcome = event, outcome
+        self._forks = _Process.forks
 
     def wait(self, timeout: float | None = None) -> bool:
         """See `Work`."""
+        _Process.check(self._forks)
         limit = checked_timeout(timeout)
         if not self._event.wait(None if limit < 0 else limit):
             return False
@@ -98,7 +121,7 @@ class StreamWork:
 
     def done(self) -> bool:
         """See `Work`."""
-        return self._event.done()
+        return self._forks != _Process.forks or self._event.done()
 
     def wait_stream(self, stream: Stream) -> None:
         """See `Work`."""

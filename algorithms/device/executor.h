@@ -88,12 +88,11 @@ CR_DEV bool guard(Block& b, const Launch& L) {
 // What peers compare when they wait in vain. The sequence comes last: it says that the rest is whole.
 CR_DEV u64 begin(const Launch& L) {
   Control& c = *L.lane->control;
-  store_relaxed(&c.tag, L.tag);
-  store_relaxed(&c.what, L.what);
-  store_relaxed(&c.count, L.count);
-  store_relaxed(&c.root, L.root);
-  u64 sequence = c.sequence + 1;
-  store_relaxed(&c.check, check_of(L.tag, sequence));
+  u64 sequence = c.sequence + 1, at = sequence % HISTORY;
+  store_relaxed(&c.tags[at], L.tag);
+  store_relaxed(&c.what[at], L.what);
+  store_relaxed(&c.count[at], L.count);
+  store_relaxed(&c.root[at], L.root);
   store_release(&c.sequence, sequence);
   return sequence;
 }

@@ -12,7 +12,7 @@ enum Buffer : u8 { INPUT, OUTPUT, SCRATCH, PACKETS };
 enum Flags : u8 { FINAL = 1, PUBLISH = 2, SLICED = 4 };
 enum : i32 { SELF = -1 };
 enum : u32 { UNKNOWN = ~0u };
-enum { MAX_REFS = 256, MAX_PACKET_SOURCES = 64, MAX_BLOCKS = 16, MAX_CHANNELS = 8, LINE = 128 };
+enum { HISTORY = 4, MAX_REFS = 256, MAX_PACKET_SOURCES = 64, MAX_BLOCKS = 16, MAX_CHANNELS = 8, LINE = 128 };
 
 // The one word a peer writes to signal, and what it says with it. In the reader's memory; one writer.
 struct alignas(LINE) Line {
@@ -21,21 +21,24 @@ struct alignas(LINE) Line {
   u64 input, output;  // addresses of the writer's user buffers, where the plan publishes them
 };
 
-// What a rank shows to its peers about one lane. One writer.
+// What a rank shows to its peers about one lane. One writer. No peer is so far ahead that it needs more of the history.
 struct alignas(LINE) Control {
-  u64 entered;    // epoch of the window under way: all earlier ones are over, their scratch may be reused
-  u64 sequence;   // operation under way
-  u64 completed;  // last operation that ended well
-  u64 tag;
-  u64 what;       // collective | dtype << 8 | reduction << 16 | memory class << 24 | algorithm << 32
-  u64 count;
-  u64 root;
-  u64 state;      // of the communicator: 0 open, 1 closed, otherwise the error it is broken by
-  u64 failed;     // the sequence that broke it
-  u64 culprit;    // the rank it was broken by
-  u64 check;      // check_of(tag, sequence): whether a reader's copies of the two belong together
+  u64 entered;        // epoch of the window under way: all earlier ones are over, their scratch may be reused
+  u64 sequence;       // operation under way
+  u64 completed;      // last operation that ended well
+  u64 state;          // of the communicator: 0 open, or the code that it was closed or broken with
+  u64 tags[HISTORY];  // fingerprints of the last operations, by sequence
+  u64 what[HISTORY];  // collective | dtype << 8 | reduction << 16 | memory class << 24 | algorithm << 32
+  u64 count[HISTORY], root[HISTORY];
+  u64 beat;           // grows while the rank waits
 };
-CR_DEV u64 check_of(u64 tag, u64 sequence) { return tag + sequence * 0x9e3779b97f4a7c15ull; }
+
+// Why a rank's communicator broke. Written before its state.
+struct alignas(LINE) Verdict {
+  u64 sequence;            // of the operation that failed
+  u64 finder, culprit;     // ranks; the culprit may be unknown
+  u64 mine[4], theirs[4];  // tag, what, count and root of the finder's and of the culprit's operation
+};
 
 // A link that takes requests. Each call answers 1 (taken, or done), 0 (not yet: try again) or a negative error.
 struct Port {
@@ -77,6 +80,7 @@ struct Program {         // one rank's slice of a plan
   u32 nblocks, parts, scratch_slots, packet_slots;
   u64 unit, most_part;   // bytes of a slice; most bytes of a part, so that all slots fit
   u32 synchronising, id;
+  const u8* writes;      // [ranks]: whether it puts into that rank's memory
 };
 
 struct Lane {            // an ordered sequence of launches, and its memory

@@ -51,14 +51,15 @@ int cr_engine_progress_thread(cr_engine* engine) try {
 }
 
 cr_group* cr_group_new(unsigned ranks) try {
-  return new cr_group{ranks, std::vector<cr_failure>(ranks), 0};
+  return new cr_group{std::vector<cr_comm*>(ranks), {}};
 } catch (const std::bad_alloc&) {
   return nullptr;
 }
 void cr_group_free(cr_group* group) { delete group; }
-unsigned cr_group_deadlock(cr_group* group, unsigned rank, cr_failure* out) {
-  *out = group->stuck[rank];
-  return group->found;
+unsigned cr_group_stuck(cr_group* group, cr_place* out, unsigned most) {
+  unsigned n = group->stuck.size() < most ? (unsigned)group->stuck.size() : most;
+  for (unsigned k = 0; k < n; k++) out[k] = group->stuck[k];
+  return n;
 }
 
 cr_comm* cr_comm_new(cr_engine* engine, const cr_config* config, cr_group* group) try {
@@ -99,6 +100,10 @@ int cr_comm_state(cr_comm* comm) { return comm->state.load(std::memory_order_acq
 void cr_comm_failure(cr_comm* comm, cr_failure* out) {
   std::lock_guard<SpinLock> hold(comm->engine->gate());
   *out = comm->failure;
+}
+void cr_comm_standing(cr_comm* comm, cr_standing* out) {
+  std::lock_guard<SpinLock> hold(comm->engine->gate());
+  for (size_t k = 0; k < comm->standing.size(); k++) out[k] = comm->standing[k];
 }
 int cr_comm_close(cr_comm* comm, double timeout_s) { return comm->engine->close(*comm, limit(timeout_s)); }
 

@@ -59,12 +59,24 @@ typedef struct {
   unsigned int oversubscribed; // more local ranks than cpus
 } cr_config;
 
-// One rank's error, with both sides of a mismatch.
+// One rank's error. `mine` is what rank `finder` called as operation `sequence`, `theirs` what rank `peer` did: tag, what,
+// count, root. A tag of 0: not known.
 typedef struct {
-  unsigned int code, peer, block, operation, op_code, channel, waits_for;
-  unsigned long long sequence, peer_sequence, nbytes;
-  unsigned long long mine[4], theirs[4];   // tag, what, count, root
+  unsigned int code, peer, finder, block, operation, op_code, channel, waits_for;
+  unsigned long long sequence, nbytes;
+  unsigned long long mine[4], theirs[4];
 } cr_failure;
+
+// How a rank stood when an operation failed here: operations begun and ended in that lane, the code that its communicator
+// was closed or broken with, whether its process is gone, and for how long it has given no sign of life.
+typedef struct {
+  unsigned long long sequence, completed;
+  unsigned int member, state, dead;
+  double silent_s;
+} cr_standing;
+
+// A thread block that can't go on.
+typedef struct { unsigned int rank, block, operation, op_code, channel, waits_for; } cr_place;
 
 unsigned int cr_itemsize(unsigned int dtype);  // bytes; 0: no such type
 int cr_can_reduce(unsigned int dtype, unsigned int reduction);
@@ -74,7 +86,7 @@ void cr_engine_stop(cr_engine*);  // ends its thread; idempotent
 void cr_engine_free(cr_engine*);
 cr_group* cr_group_new(unsigned int ranks);   // communicators of one process and engine, each other's only peers
 void cr_group_free(cr_group*);
-unsigned int cr_group_deadlock(cr_group*, unsigned int rank, cr_failure*); // where each rank stood; 0: there was none
+unsigned int cr_group_stuck(cr_group*, cr_place* out, unsigned int most);   // of a deadlock; 0: there was none
 
 cr_comm* cr_comm_new(cr_engine*, const cr_config*, cr_group*);
 void cr_comm_free(cr_comm*);
@@ -86,7 +98,9 @@ int cr_comm_window(cr_comm*, unsigned int peer, unsigned int segment, unsigned l
 void cr_comm_abort(cr_comm*);
 int cr_comm_state(cr_comm*);                  // CR_OK, or the code that broke it
 void cr_comm_failure(cr_comm*, cr_failure*);
-int cr_comm_close(cr_comm*, double timeout_s); // lets accepted work finish, then tells the peers
+void cr_comm_standing(cr_comm*, cr_standing* out);  // by rank, when it failed
+// Lets accepted work finish and the peers begin what this rank has sent them, then leaves. The memory may be freed after.
+int cr_comm_close(cr_comm*, double timeout_s);
 
 cr_lane* cr_comm_collectives(cr_comm*);
 cr_lane* cr_comm_pair(cr_comm*, unsigned int peer, int send);

@@ -1,18 +1,19 @@
 #include "comm.h"
 
-#include <algorithm>
+#include <stddef.h>
 
 #include "engine.h"
 
 using namespace commrt;
 
 cr_comm::cr_comm(cr_engine* e, const cr_config& c, cr_group* g)
-    : engine(e), group(g), config(c), layout(c.shape), abort(0), state(CR_OK), failure{}, segments(c.shape.ranks),
+    : engine(e), group(g), config(c), layout(c.shape), abort(0), state(CR_OK), aborting(0), failure{}, segments(c.shape.ranks),
       ports(c.shape.ranks), directs(c.shape.ranks), life(c.shape.ranks, -1), dead(c.shape.ranks),
       window_base(c.shape.ranks), window_size(c.shape.ranks), windows(c.shape.ranks), pairs(2 * c.shape.ranks),
-      lives_ns(0), has_ports(false) {
+      scanned_ns(0), beats(c.shape.ranks), beat_ns(c.shape.ranks), has_ports(false) {
   segments[c.rank] = c.segment;
   init_lane(collectives, COLLECTIVE, c.rank);
+  if (g) g->members[c.rank] = this;
 }
 
 void cr_comm::init_lane(cr_lane& l, LaneKind kind, u32 peer) {
@@ -20,7 +21,7 @@ void cr_comm::init_lane(cr_lane& l, LaneKind kind, u32 peer) {
   l.comm = this;
   l.kind = kind;
   l.peer = peer;
-  l.sequence = 0;
+  l.sequence = l.matched = 0;
   l.head = l.tail = nullptr;
   l.has_ports = false;
   u32 ranks = kind == COLLECTIVE ? shape.ranks : 2;
@@ -110,7 +111,16 @@ bool cr_comm::poll_ports() {
   return moved;
 }
 
-// Shows our control blocks to those who can't look for themselves. True: all took it.
+// A mirror is whole when its sequence comes, behind the rest. `entered` has its own way, with the windows.
+int commrt::show_calls(const Port& port, const Control& c, u64 mirror_at) {
+  u64 from = offsetof(Control, tags);
+  return port.put(port.context, mirror_at + from, (const char*)&c + from, sizeof(Control) - from);
+}
+int commrt::show_sequence(const Port& port, const Control& c, u64 mirror_at) {
+  return port.signal(port.context, mirror_at + offsetof(Control, sequence), c.sequence);
+}
+
+// Shows our control blocks and verdict to those who can't look for themselves. True: all took it.
 bool cr_comm::push_controls() {
   bool all = true;
   for (u32 rank = 0; rank < ports.size(); rank++) {
@@ -118,39 +128,95 @@ bool cr_comm::push_controls() {
     if (!port.put || segments[rank] || dead[rank]) continue;
     const LaneKind kinds[] = {COLLECTIVE, SEND, RECV}, theirs[] = {COLLECTIVE, RECV, SEND};
     for (u32 k = 0; k < 3; k++) {
-      // `entered` has its own way, in order: an older value must not overtake it.
-      const char* from = (const char*)control(kinds[k], rank) + sizeof(u64);
-      u64 at = layout.mirror(theirs[k], config.rank) + sizeof(u64);
-      all &= port.put(port.context, at, from, sizeof(Control) - sizeof(u64)) != 0;
+      const Control& c = *control(kinds[k], rank);
+      if (k && !c.sequence) continue;
+      u64 at = layout.mirror(theirs[k], config.rank);
+      all &= show_calls(port, c, at) > 0 && show_sequence(port, c, at) > 0 &&
+             port.signal(port.context, at + offsetof(Control, completed), c.completed) > 0;
     }
+    const Control& own = *control(COLLECTIVE, rank);
+    if (own.state == CR_OK) continue;
+    all &= port.put(port.context, layout.verdict_of(config.rank), config.segment + layout.verdict, sizeof(Verdict)) > 0 &&
+           port.signal(port.context, layout.mirror(COLLECTIVE, config.rank) + offsetof(Control, state), own.state) > 0;
   }
   return all;
 }
 
-void cr_comm::publish_state(int code, u64 sequence, u32 culprit) {
-  Control& c = *control(COLLECTIVE, config.rank);
-  store_relaxed(&c.failed, sequence);
-  store_relaxed(&c.culprit, culprit);
-  store_release(&c.state, code);
+const Verdict* cr_comm::verdict(u32 rank) const {
+  if (segments[rank]) return (const Verdict*)(segments[rank] + layout.verdict);
+  return (const Verdict*)(config.segment + layout.verdict_of(rank));
+}
+
+// The state comes last: it says that the verdict is whole.
+void cr_comm::publish(const cr_failure& f) {
+  Verdict& v = *(Verdict*)(config.segment + layout.verdict);
+  store_relaxed(&v.sequence, f.sequence);
+  store_relaxed(&v.finder, f.finder);
+  store_relaxed(&v.culprit, f.peer);
+  for (u32 k = 0; k < 4; k++) store_relaxed(&v.mine[k], f.mine[k]), store_relaxed(&v.theirs[k], f.theirs[k]);
+  store_release(&control(COLLECTIVE, config.rank)->state, f.code);
   if (has_ports)
     for (u32 tries = 0; !push_controls() && tries < 100; tries++) poll_ports();
 }
 
+void cr_comm::adopt(u32 rank, cr_failure& f) const {
+  const Verdict& v = *verdict(rank);
+  f.code = (u32)load_acquire(&view(rank)->state);
+  f.sequence = load_relaxed(&v.sequence);
+  f.finder = (u32)load_relaxed(&v.finder);
+  f.peer = (u32)load_relaxed(&v.culprit);
+  if (f.finder >= config.shape.ranks) f.finder = rank;
+  if (f.peer >= config.shape.ranks) f.peer = UNKNOWN;
+  for (u32 k = 0; k < 4; k++) f.mine[k] = load_relaxed(&v.mine[k]), f.theirs[k] = load_relaxed(&v.theirs[k]);
+}
+
 bool cr_comm::complaint(cr_failure& f) const {
   for (u32 rank = 0; rank < config.shape.ranks; rank++) {
-    if (rank == config.rank || !view(rank)) continue;
-    if (load_acquire(&view(rank)->state) != CR_MISMATCH || load_relaxed(&view(rank)->culprit) != config.rank) continue;
-    f.code = CR_MISMATCH;
-    f.peer = rank;
-    f.sequence = load_relaxed(&view(rank)->failed);
+    if (rank == config.rank || !view(rank) || load_acquire(&view(rank)->state) != CR_MISMATCH) continue;
+    f = cr_failure{};
     f.block = f.operation = f.op_code = f.waits_for = UNKNOWN;
-    f.theirs[0] = load_relaxed(&view(rank)->tag), f.theirs[1] = load_relaxed(&view(rank)->what);
-    f.theirs[2] = load_relaxed(&view(rank)->count), f.theirs[3] = load_relaxed(&view(rank)->root);
-    const Control& own = *collectives.lane.control;
-    f.mine[0] = own.tag, f.mine[1] = own.what, f.mine[2] = own.count, f.mine[3] = own.root;
-    return true;
+    return adopt(rank, f), true;
   }
   return false;
+}
+
+// Who lives, and who has shown something since: a rank that waits, but is stopped, shows nothing.
+void cr_comm::scan(i64 now) {
+  scanned_ns = now;
+  Control& own = *collectives.lane.control;
+  store_relaxed(&own.beat, own.beat + 1);
+  for (u32 rank = 0; rank < config.shape.ranks; rank++) {
+    if (life[rank] >= 0 && !dead[rank]) dead[rank] = !cr_memory_owner_lives(life[rank]);
+    u64 beat = view(rank) ? load_relaxed(&view(rank)->beat) : 0;
+    if (beat != beats[rank]) beats[rank] = beat, beat_ns[rank] = now;
+  }
+  if (has_ports) push_controls();
+}
+
+// A sender that has returned learns here what its peers make of it; one that left before its part is no peer to wait for.
+bool cr_comm::agreed(cr_failure& f, bool& pending) {
+  f = cr_failure{};
+  f.block = f.operation = f.op_code = f.waits_for = UNKNOWN;
+  f.finder = config.rank;
+  pending = false;
+  std::vector<cr_lane*> lanes{&collectives};
+  {
+    std::lock_guard<SpinLock> hold(engine->gate());
+    for (auto& lane : pairs)
+      if (lane && lane->kind == SEND) lanes.push_back(lane.get());
+  }
+  for (cr_lane* lane : lanes)
+    for (u32 peer = 0; !match(*lane, lane->sequence) && peer < lane->members.size(); peer++) {
+      u32 rank = lane->members[peer];
+      if (rank == config.rank) continue;
+      for (u64 q = lane->matched + 1; q <= lane->sequence; q++)
+        if (differs(*lane, peer, q)) return f.code = CR_MISMATCH, dispute(*lane, peer, q, f), false;
+      if (load_acquire(&lane->lane.peers[peer].view->sequence) >= lane->sequence) continue;
+      bool left = dead[rank] || load_acquire(&view(rank)->state) != CR_OK;
+      if (!left) pending = true;
+      else if (lane->kind == COLLECTIVE) return f.code = CR_PEER_LOST, dispute(*lane, peer, lane->sequence, f), false;
+    }
+  return true;
 }
 
 void cr_lane::keep(std::unique_ptr<cr_program> program) {

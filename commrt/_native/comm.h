@@ -34,6 +34,7 @@ struct StoredProgram {
   std::vector<Op> ops;
   std::vector<Ref> refs;
   std::vector<u32> peers, begin;
+  std::vector<u8> writes;
 };
 
 struct Route { u64 most_bytes; const Program* program; };
@@ -49,10 +50,10 @@ struct cr_launch {
   commrt::Block blocks[commrt::MAX_BLOCKS];
   bool done[commrt::MAX_BLOCKS];
   u32 live;
-  enum Phase { WAITING, ANNOUNCING, GUARDED, RUNNING, FLUSHING } phase;
+  enum Phase { WAITING, ANNOUNCING, GUARDED, RUNNING, FLUSHING, DOUBTED } phase;
   u64 sequence, announced;
-  i64 timeout_ns, deadline_ns;  // deadline: set when first looked at; 0 before
-  bool lost_once;
+  i64 timeout_ns, looked_ns, lost_ns;  // when it was first looked at, and first seen to be lost; 0 before
+  u32 bad_link;                        // a peer whose port refused; UNKNOWN: none
   cr_engine* engine;        // outlives the lane
   cr_lane* lane;
   cr_launch* next;
@@ -69,6 +70,7 @@ struct cr_lane {
   std::vector<commrt::Peer> peers;
   std::vector<commrt::Windows> windows;  // of the members' symmetric memory
   u64 sequence;                // operations begun
+  u64 matched;                 // all up to this one are known to have been called alike by every member
   cr_launch *head, *tail;              // guarded by the engine's gate
   bool has_ports;
   std::vector<std::unique_ptr<cr_program>> programs;          // guarded by the engine's gate, as are the rows
@@ -84,9 +86,8 @@ struct cr_lane {
 
 // Communicators of one process that are each other's only peers: if no cursor of theirs can move, none ever will.
 struct cr_group {
-  u32 ranks;
-  std::vector<cr_failure> stuck;
-  u32 found;
+  std::vector<cr_comm*> members;  // by rank; null: not made yet, or closed
+  std::vector<cr_place> stuck;    // of a deadlock
 };
 
 struct cr_comm {
@@ -98,7 +99,9 @@ struct cr_comm {
   commrt::Layout layout;
   u64 abort;                     // polled by kernels
   std::atomic<int> state;                // CR_OK, or what broke it
-  cr_failure failure;
+  std::atomic<u32> aborting;             // threads inside of abort
+  cr_failure failure;                    // guarded by the engine's gate, as is the next
+  std::vector<cr_standing> standing;
   std::vector<char*> segments;           // by rank, as mapped here; null where only a port leads
   std::vector<commrt::Port> ports, directs;
   std::vector<int> life;
@@ -108,7 +111,9 @@ struct cr_comm {
   cr_lane collectives;
   std::mutex pairs_lock;                        // held while lanes are made
   std::vector<std::unique_ptr<cr_lane>> pairs;  // [peer * 2 + send]
-  i64 lives_ns;                  // when peers were last seen alive
+  i64 scanned_ns;                // when the peers were last looked at: life, and what they have shown of late
+  std::vector<u64> beats;
+  std::vector<i64> beat_ns;
   bool has_ports;
   double timeout_s = -1, slice_s = -1;   // of calls that don't say
 
@@ -125,8 +130,12 @@ struct cr_comm {
   void connect_lane(cr_lane&, u32 rank_in_lane);
   bool poll_ports();
   bool push_controls();
-  bool complaint(cr_failure&) const;  // a peer is broken by what this rank sent it
-  void publish_state(int code, u64 sequence, u32 culprit);
+  const commrt::Verdict* verdict(u32 rank) const;
+  void scan(i64 now);
+  void adopt(u32 rank, cr_failure&) const;  // what broke that rank
+  bool complaint(cr_failure&) const;        // a peer found that ranks disagree
+  void publish(const cr_failure&);
+  bool agreed(cr_failure&, bool& pending);  // on all that was called so far; for close
 };
 
 namespace commrt {
@@ -135,8 +144,15 @@ namespace commrt {
 bool advance(cr_launch&, bool alone, bool& finished);  // true: something moved
 void explain(const cr_launch&, cr_failure&);           // where it stands
 int check(cr_launch&, i64 now_ns, cr_failure&);        // CR_OK, or why it can't end well
-void describe(const cr_launch&, u32 peer_in_lane, cr_failure&);  // what that peer says it is doing
-void blame(const cr_launch&, cr_failure&);
+int show_calls(const Port&, const Control&, u64 mirror_at);      // a port's answer
+int show_sequence(const Port&, const Control&, u64 mirror_at);   // behind that: the rest is whole
+void blame(const cr_launch&, cr_failure&);             // finds who called something else
+void places(const cr_launch&, std::vector<cr_place>&); // of all blocks that can't go on
+void stand(const cr_launch&, std::vector<cr_standing>&, i64 now_ns);
+bool match(cr_lane&, u64 upto);                        // true: all members have called the same up to there
+bool differs(const cr_lane&, u32 peer_in_lane, u64 sequence);
+void dispute(const cr_lane&, u32 peer_in_lane, u64 sequence, cr_failure&);  // both sides of it
+inline bool broken(u64 state) { return state >= CR_MISMATCH && state != CR_CLOSED; }
 u32 log2_itemsize(u32 dtype);
 u64 route_groups(u32 collective, u32 ranks);
 void input_output_groups(u32 collective, u32 ranks, u64& in, u64& out);

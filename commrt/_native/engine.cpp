@@ -13,12 +13,7 @@ using namespace commrt;
 namespace {
 
 constexpr u32 SPINS = 100, YIELDS = 200, PORT_NAP_US = 50;  // idle passes before each step up; see docs/architecture.md
-constexpr i64 NAP_NS = 1000000, LIFE_NS = 20000000;
-
-u32 code_of(u32 failure) {
-  if (failure == MISMATCH) return CR_MISMATCH;
-  return failure == BOUNDS ? CR_BOUNDS : CR_TRANSPORT;
-}
+constexpr i64 NAP_NS = 1000000, SCAN_NS = 20000000;
 
 void futex_wait(u32* word, u32 seen, i64 ns) {
   timespec t{(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
@@ -73,8 +68,8 @@ int cr_engine::submit(cr_lane& lane, cr_launch* w) {
   w->next = nullptr;
   w->phase = cr_launch::WAITING;
   w->sequence = w->announced = 0;
-  w->deadline_ns = 0;
-  w->lost_once = false;
+  w->looked_ns = w->lost_ns = 0;
+  w->bad_link = UNKNOWN;
   w->state.store(CR_PENDING, std::memory_order_relaxed);
   w->owners.store(2, std::memory_order_relaxed);
   std::lock_guard<SpinLock> hold(gate_);
@@ -131,7 +126,7 @@ bool cr_engine::run(u32 index, bool alone) {
       continue;
     }
     cr_failure f{};
-    if (block_failure(*w, f)) return fail(*lane.comm, f), true;
+    if (block_failure(*w, f)) return fail(*lane.comm, w, f), true;
     break;
   }
   return moved;
@@ -159,6 +154,7 @@ void cr_engine::wake_the_ended() {
 
 template <class Stop> void cr_engine::drive(Stop stop, i64 limit) {
   for (u32 idle = 0; !stop();) {
+    if (wanted_.load(std::memory_order_relaxed)) return;
     if (pass()) { idle = 0; continue; }
     if (stop()) return;
     u32 spins = oversubscribed() ? 0 : SPINS;
@@ -234,29 +230,37 @@ bool cr_engine::oversubscribed() const {
 
 // ---- trouble ---------------------------------------------------------------------------------------------------------
 
+// What a block met itself. A link that fails may belong to a rank that is dying: check() sees to that.
 bool cr_engine::block_failure(const cr_launch& w, cr_failure& f) {
   if (w.phase != cr_launch::RUNNING) return false;
   for (u32 k = 0; k < w.launch.program->nblocks; k++) {
     u32 why = w.blocks[k].failure, culprit = w.blocks[k].culprit;
-    if (!why) continue;
+    if (!why || why == TRANSPORT) continue;
     explain(w, f);
-    f.code = code_of(why);
-    f.peer = UNKNOWN;
-    if (culprit != UNKNOWN) describe(w, culprit, f);
-    else blame(w, f);
+    f.code = why == MISMATCH ? CR_MISMATCH : CR_BOUNDS;
+    f.peer = culprit == UNKNOWN ? UNKNOWN : w.lane->members[culprit];
+    if (why == MISMATCH) blame(w, f);
     return true;
   }
   return false;
 }
 
-void cr_engine::fail(cr_comm& comm, const cr_failure& f) {
-  {
-    std::lock_guard<SpinLock> hold(gate_);
-    if (comm.state.load(std::memory_order_relaxed)) return;
-    comm.failure = f;
-    comm.state.store(f.code, std::memory_order_release);
-  }
-  comm.publish_state(f.code, f.sequence, f.peer);
+// The first to break a communicator says why. True: that was this call.
+bool cr_engine::breaks(cr_comm& comm, const cr_launch* w, const cr_failure& f) {
+  std::lock_guard<SpinLock> hold(gate_);
+  if (comm.state.load(std::memory_order_relaxed)) return false;
+  comm.failure = f;
+  if (w) stand(*w, comm.standing, now_ns());
+  comm.state.store(f.code, std::memory_order_release);
+  return true;
+}
+
+void cr_engine::fail(cr_comm& comm, const cr_launch* w, const cr_failure& f) {
+  if (breaks(comm, w, f)) end(comm, f);
+}
+
+void cr_engine::end(cr_comm& comm, const cr_failure& f) {
+  comm.publish(f);
   abandon(comm, f.code);
   ring(comm);
 }
@@ -265,59 +269,80 @@ void cr_engine::fail(cr_comm& comm, const cr_failure& f) {
 void cr_engine::look(i64 now) {
   for (u32 i = 0; i < active_.size(); i++) {
     cr_comm& comm = *active_[i].lane->comm;
-    if (now - comm.lives_ns > LIFE_NS) {
-      comm.lives_ns = now;
-      for (u32 rank = 0; rank < comm.life.size(); rank++)
-        if (comm.life[rank] >= 0 && !comm.dead[rank]) comm.dead[rank] = !cr_memory_owner_lives(comm.life[rank]);
-      if (comm.has_ports) comm.push_controls();
-    }
+    if (now - comm.scanned_ns > SCAN_NS) comm.scan(now);
     cr_failure f{};
     if (!active_[i].launch) continue;
     f.code = check(*active_[i].launch, now, f);
-    if (f.code) fail(comm, f);
+    if (f.code) fail(comm, active_[i].launch, f);
   }
   find_deadlock();
 }
 
-// All of a group's ranks are here, each has an operation under way, and a whole pass has moved none of them.
+// Where all ranks of a group are here, a pass has moved none, and the oldest operation that some rank is stuck in has
+// ended, or is stuck, on every other: nothing will ever move it.
 void cr_engine::find_deadlock() {
   if (pass()) return;
   for (u32 i = 0; i < active_.size(); i++) {
     cr_group* group = active_[i].lane->comm->group;
-    if (!group || group->found || !all_stuck(*group)) continue;
-    group->found = 1;
+    if (!group || !group->stuck.empty() || !all_stuck(*group)) continue;
     for (const Running& r : active_)
-      if (r.lane->comm->group == group && r.lane->kind == COLLECTIVE) explain(*r.launch, group->stuck[r.lane->comm->config.rank]);
-    for (u32 k = 0; k < active_.size(); k++) {
-      cr_comm& comm = *active_[k].lane->comm;
-      if (comm.group != group || active_[k].lane->kind != COLLECTIVE) continue;
-      cr_failure f = group->stuck[comm.config.rank];
+      if (stuck(r, *group)) places(*r.launch, group->stuck);
+    for (cr_comm* comm : group->members) {
+      const cr_launch* w = nullptr;
+      for (const Running& r : active_)
+        if (r.lane == &comm->collectives) w = r.launch;
+      cr_failure f{};
+      f.block = f.operation = f.op_code = f.waits_for = UNKNOWN, f.finder = comm->config.rank;
+      if (w) explain(*w, f);
       f.code = CR_DEADLOCK;
       f.peer = f.waits_for;
-      fail(comm, f);
+      fail(*comm, w, f);
     }
   }
 }
 
-bool cr_engine::all_stuck(const cr_group& group) const {
-  u32 stuck = 0;
-  for (const Running& r : active_)
-    stuck += r.launch && r.lane->comm->group == &group && r.lane->kind == COLLECTIVE && !r.lane->comm->has_ports;
-  return stuck == group.ranks && !has_incoming_.load(std::memory_order_relaxed);
+bool cr_engine::stuck(const Running& r, const cr_group& group) {
+  return r.launch && r.lane->comm->group == &group && r.lane->kind == COLLECTIVE && r.launch->phase != cr_launch::WAITING;
 }
 
+bool cr_engine::all_stuck(const cr_group& group) const {
+  u64 oldest = ~0ull;
+  for (const Running& r : active_)
+    if (stuck(r, group)) oldest = least(oldest, r.launch->sequence);
+  if (oldest == ~0ull || has_incoming_.load(std::memory_order_relaxed)) return false;
+  for (const cr_comm* comm : group.members) {
+    if (!comm || comm->has_ports || comm->state.load(std::memory_order_relaxed)) return false;
+    const Control& c = *comm->collectives.lane.control;
+    if (c.completed < oldest && c.sequence < oldest) return false;
+  }
+  return true;
+}
+
+// Returns once nothing of it runs any more.
 void cr_engine::abort(cr_comm& comm) {
-  __atomic_store_n(&comm.abort, 1, __ATOMIC_RELEASE);
-  wake_driver();
-  if (!claim_.try_lock()) return;  // whoever drives will see it
   cr_failure f{};
   f.code = CR_ABORTED;
   f.peer = f.waits_for = f.block = f.operation = f.op_code = UNKNOWN;
-  fail(comm, f);
-  release_claim();
+  f.finder = comm.config.rank;
+  comm.aborting.fetch_add(1, std::memory_order_acq_rel);
+  if (breaks(comm, nullptr, f)) {
+    __atomic_store_n(&comm.abort, 1, __ATOMIC_RELEASE);
+    seize();
+    end(comm, f);
+    release_claim();
+  }
+  comm.aborting.fetch_sub(1, std::memory_order_acq_rel);
 }
 
 // ---- waiting ---------------------------------------------------------------------------------------------------------
+
+// The claim for a short job. Whoever drives gives way.
+void cr_engine::seize() {
+  wanted_.fetch_add(1, std::memory_order_relaxed);
+  wake_driver();
+  while (!claim_.try_lock()) usleep(PORT_NAP_US);
+  wanted_.fetch_sub(1, std::memory_order_relaxed);
+}
 
 void cr_engine::release_claim() {
   claim_.unlock();
@@ -329,7 +354,9 @@ int cr_engine::wait(cr_launch* w, i64 limit) {
   bool counted = false;
   while (!done()) {
     u32 seen = turn_.load(std::memory_order_acquire);
-    if (claim_.try_lock()) {
+    if (wanted_.load(std::memory_order_relaxed)) {
+      usleep(PORT_NAP_US);
+    } else if (claim_.try_lock()) {
       // While it is not done nobody can close its communicator, which takes the claim; afterwards that may be gone.
       if (!done()) {
         drive(done, limit);
@@ -370,7 +397,7 @@ bool cr_engine::busy(cr_comm& comm) {
 
 bool cr_engine::drain(cr_comm& comm, i64 limit) {
   while (busy(comm)) {
-    if (claim_.try_lock()) {
+    if (!wanted_.load(std::memory_order_relaxed) && claim_.try_lock()) {
       drive([&] { return !busy(comm); }, limit);
       release_claim();
     } else usleep(PORT_NAP_US);
@@ -379,21 +406,45 @@ bool cr_engine::drain(cr_comm& comm, i64 limit) {
   return true;
 }
 
-// Accepted work is finished first; a one-way sender learns here that its peer has refused what it sent.
+// Whether every peer has begun what this rank has sent it, has left, or has complained; CR_PENDING: not yet.
+int cr_engine::settle(cr_comm& comm) {
+  cr_failure f{};
+  bool pending = false;
+  i64 now = now_ns();
+  if (comm.has_ports) comm.poll_ports();
+  if (now - comm.scanned_ns > SCAN_NS) comm.scan(now);
+  if (!comm.complaint(f) && comm.agreed(f, pending)) return pending ? CR_PENDING : CR_OK;
+  if (!breaks(comm, nullptr, f)) return comm.state.load(std::memory_order_acquire);
+  comm.publish(f);
+  return (int)f.code;
+}
+
+// Accepted work is finished first; a one-way sender learns here that its peers have refused what it sent.
 int cr_engine::close(cr_comm& comm, i64 limit) {
   bool drained = drain(comm, limit);
-  int code = comm.state.load(std::memory_order_acquire);
-  if (code == CR_OK) {
-    std::lock_guard<SpinLock> hold(gate_);
-    comm.state.store(CR_CLOSED, std::memory_order_release);
+  for (int answer = CR_PENDING; answer == CR_PENDING && drained && now_ns() <= limit;) {
+    seize();
+    answer = settle(comm);
+    release_claim();
+    if (answer == CR_PENDING) usleep(PORT_NAP_US);
   }
-  while (!claim_.try_lock()) sched_yield();
   cr_failure f{};
-  if (code == CR_OK) comm.publish_state(drained ? CR_CLOSED : CR_PEER_LOST, comm.collectives.sequence, UNKNOWN);
-  if (!drained) abandon(comm, CR_CLOSED);
-  if (code == CR_OK && comm.complaint(f)) comm.failure = f, code = f.code;
-  ring(comm);
+  f.code = drained ? CR_CLOSED : CR_PEER_LOST;
+  f.sequence = comm.collectives.sequence;
+  f.finder = comm.config.rank, f.peer = UNKNOWN;
+  int code = CR_OK;
+  {
+    std::lock_guard<SpinLock> hold(gate_);
+    code = comm.state.load(std::memory_order_relaxed);
+    if (!code) comm.state.store(CR_CLOSED, std::memory_order_release);
+  }
+  seize();
+  if (!code) end(comm, f);
+  auto own = [&](const Running& r) { return r.lane->comm == &comm; };
+  active_.erase(std::remove_if(active_.begin(), active_.end(), own), active_.end());
+  if (comm.group) comm.group->members[comm.config.rank] = nullptr;
   release_claim();
+  while (comm.aborting.load(std::memory_order_acquire)) sched_yield();
   return code ? code : drained ? CR_OK : CR_TIMEOUT;
 }
 
@@ -410,7 +461,7 @@ void cr_engine::start_thread() {
 
 // Drives where nobody waits; whoever waits drives better, so it gives way to them.
 void cr_engine::background() {
-  auto stop = [this] { return stop_ || !in_flight_.load() || waiting_.load(); };
+  auto stop = [this] { return stop_ || !in_flight_.load() || waiting_.load() || wanted_.load(); };
   while (!stop_) {
     {
       std::unique_lock<std::mutex> hold(thread_lock_);

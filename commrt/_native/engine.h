@@ -38,13 +38,18 @@ struct cr_engine {
   bool sleep();
   void look(i64 now);
   void find_deadlock();
+  static bool stuck(const Running&, const cr_group&);
   bool all_stuck(const cr_group&) const;
-  void fail(cr_comm&, const cr_failure&);
+  void fail(cr_comm&, const cr_launch*, const cr_failure&);
+  void end(cr_comm&, const cr_failure&);            // tells the peers, ends what is in flight
   void abandon(cr_comm&, int code);                 // ends all it has in flight
   cr_launch* finish(cr_lane&, cr_launch*, int state);
   bool oversubscribed() const;
   void ring_all();
 
+  bool breaks(cr_comm&, const cr_launch*, const cr_failure&);
+  int settle(cr_comm&);
+  void seize();
   static bool block_failure(const cr_launch&, cr_failure&);
   static void ring(cr_comm&);
   static void nudge(commrt::Doorbell*);
@@ -64,7 +69,7 @@ struct cr_engine {
   std::atomic<bool> has_incoming_{false};
   std::vector<std::unique_ptr<cr_launch>> pool_;
   std::vector<cr_launch*> free_;
-  std::atomic<u32> in_flight_{0}, waiting_{0}, turn_{0};
+  std::atomic<u32> in_flight_{0}, waiting_{0}, turn_{0}, wanted_{0};  // the last: threads that want the claim for a moment
   std::atomic<bool> stop_{false};
   std::thread thread_;
   std::mutex thread_lock_;

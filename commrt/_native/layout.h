@@ -22,6 +22,8 @@ class Layout {
     doorbell = take(at, sizeof(Doorbell), 1);
     controls_ = take(at, sizeof(Control), 1 + 2ull * s_.ranks);
     mirrors_ = take(at, sizeof(Control), 3ull * s_.ranks);
+    verdict = take(at, sizeof(Verdict), 1);
+    verdicts_ = take(at, sizeof(Verdict), s_.ranks);
     lines_ = take(at, LINE_SET, 3ull * s_.ranks);
     at = (at + PAGE - 1) / PAGE * PAGE;
     packets = take(at, s_.packets_half, 2);
@@ -33,12 +35,13 @@ class Layout {
   u64 control(LaneKind kind, u32 peer) const { return controls_ + slot(kind, peer) * sizeof(Control); }
   // What `from` shows about its lane of that kind, for those who can't look into its memory.
   u64 mirror(LaneKind kind, u32 from) const { return mirrors_ + (kind * s_.ranks + from) * sizeof(Control); }
+  u64 verdict_of(u32 from) const { return verdicts_ + from * sizeof(Verdict); }
   // Lines that `from` writes to signal on the owner's lane of that kind.
   u64 lines(LaneKind kind, u32 from) const { return lines_ + (kind * s_.ranks + from) * LINE_SET; }
   u64 pair_packets(u32 from) const { return pair_packets_ + 2 * from * s_.pair_packets_half; }
   u64 pair_scratch(u32 from) const { return pair_scratch_ + 2 * from * s_.pair_scratch_half; }
 
-  u64 doorbell, packets, scratch, total;
+  u64 doorbell, verdict, packets, scratch, total;
 
  private:
   enum : u64 { PAGE = 4096, LINE_SET = sizeof(Line) * MAX_CHANNELS * 2 };
@@ -46,7 +49,7 @@ class Layout {
   static u64 take(u64& at, u64 each, u64 n) { u64 here = at; at += each * n; return here; }
 
   cr_shape s_;
-  u64 controls_, mirrors_, lines_, pair_packets_, pair_scratch_;
+  u64 controls_, mirrors_, verdicts_, lines_, pair_packets_, pair_scratch_;
 };
 
 }  // namespace commrt

@@ -138,13 +138,18 @@ extern "C" int cr_program_new(cr_lane* lane, const cr_plan* p, cr_program** out)
   for (u32 k = 0; k < p->nrefs; k++) stored->refs.push_back({p->refs[k].buffer, p->refs[k].rank, p->refs[k].index, p->refs[k].part});
   stored->peers.assign(p->peers, p->peers + p->npeers);
   stored->begin.assign(p->begin, p->begin + p->nblocks + 1);
+  stored->writes.assign(l.ranks, 0);
+  for (const Op& op : stored->ops)
+    for (u32 k = 0; k < op.ndst; k++)
+      if (stored->refs[op.ref + k].rank != SELF) stored->writes[stored->refs[op.ref + k].rank] = 1;
   u64 most = 1ull << 40;
   if (p->scratch_slots) most = least(most, l.scratch_half / p->scratch_slots / LINE * LINE);
   if (p->packet_slots) most = least(most, (l.packets_half / p->packet_slots / LINE * LINE - PACKET) / PACKET * PACKET_DATA);
   most = most / 64 * 64;
   if (most < 64) return CR_INVALID;  // not even a line fits in a slot
   stored->program = {stored->ops.data(), stored->refs.data(), stored->peers.data(), stored->begin.data(), p->nblocks,
-                     p->parts, p->scratch_slots, p->packet_slots, p->unit, most, p->synchronising, p->id};
+                     p->parts, p->scratch_slots, p->packet_slots, p->unit, most, p->synchronising, p->id,
+                     stored->writes.data()};
   *out = stored.get();
   lane->keep(std::move(stored));
   return CR_OK;
