@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import msgspec
 import pytest
 
-from commrt.bench.options import Options, bus_factor, cells, make, sizes
+from commrt.bench.options import DEFAULT_RANKS, Options, bus_factor, cells, make, sizes
+from commrt.cli.bench import bench
 from commrt.errors import InvalidArgument, UnknownName
+from commrt.settings import parse_nbytes
 from commrt.testing.data import COLLECTIVES
 
 
@@ -120,3 +123,15 @@ def test_a_misspelt_name_gets_a_near_one(arguments: dict[str, str], near: str) -
 def test_reductions_are_of_numbers(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="unknown dtype 'bool'"):
         make("all_reduce", dtype="bool", json=str(tmp_path / "out.json"))
+
+
+def test_the_defaults_that_help_shows_are_those_in_force() -> None:
+    options, hints = make("all_reduce"), get_type_hints(bench, include_extras=True)
+    shown = {name: hint.__metadata__[0].show_default for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+    renamed = {"minbytes": "min_bytes", "maxbytes": "max_bytes", "stepfactor": "step_factor"}
+    stated = {
+        renamed.get(name, name): parse_nbytes(text) for name, text in shown.items() if str(text)[:1] in "123456789"
+    }
+    assert stated.pop("ranks") == DEFAULT_RANKS
+    assert len(stated) == 9
+    assert stated == {name: getattr(options, name) for name in stated}
