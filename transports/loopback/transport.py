@@ -68,7 +68,10 @@ class LoopbackEndpoint:
 
     def reach(self, rank: int, address: bytes) -> Reach | None:
         """Same process, same communicator."""
-        peer = msgspec.msgpack.decode(address, type=Address)
+        try:
+            peer = msgspec.msgpack.decode(address, type=Address)
+        except msgspec.DecodeError as error:
+            raise TransportError(f"a peer's loopback address is malformed: {error}") from error
         if (peer.pid, peer.token) != (os.getpid(), self._context.token):
             return None
         return Reach(latency_us=0.1, bandwidth_gbps=10.0)
