@@ -70,8 +70,10 @@ bool cleared(cr_launch& w) {
 }
 
 // Before success is reported: nobody can have written here as part of another operation, nobody has given this one up.
+// A synchronising plan has heard from all, each on its way here with a fingerprint that was compared: it need not look.
 bool sound(const cr_launch& w) {
   const cr_lane& l = *w.lane;
+  if (w.launch.program->synchronising) return true;
   for (u32 peer = 0; peer < l.lane.ranks; peer++) {
     if (peer == l.lane.rank) continue;
     if (differs(l, peer, w.sequence)) return false;
