@@ -22,7 +22,7 @@ CR_DEV Extent extent(const Launch& L, const Block& b, const Op& op) {
 }
 
 CR_DEV u64 slot_offset(const Launch& L, const Ref& ref, u64 shift) {
-  u64 parity = L.epoch & 1;
+  u64 parity = seeded(Seeded::ONE_HALF) ? 0 : L.epoch & 1;
   if (ref.buffer == PACKETS) return parity * L.lane->packets_half + ref.index * L.packet_slot;
   return parity * L.lane->scratch_half + ref.index * L.scratch_slot + shift;
 }

@@ -7,7 +7,7 @@ namespace commrt {
 
 CR_DEV bool do_barrier(Block& b, const Launch& L) {
   u32 nblocks = L.program->nblocks;
-  if (nblocks == 1) return sync_block(), true;
+  if (nblocks == 1 || seeded(Seeded::NO_BARRIER)) return sync_block(), true;
   if (!b.at) {
     sync_block();
     if (tid() == 0) add_acq_rel(&L.lane->arrived, 1);
@@ -79,7 +79,7 @@ CR_DEV void open_window(Launch& L, u64 first) {
 // window before. Synchronising plans know; after others it is read from the peers' control blocks.
 CR_DEV bool guard(Block& b, const Launch& L) {
   const Lane& lane = *L.lane;
-  if (lane.synced + 1 >= L.epoch) return true;
+  if (lane.synced + 1 >= L.epoch || seeded(Seeded::EARLY_REUSE)) return true;
   return each(b, L, lane.ranks, [&](u64 rank) {
     return rank == lane.rank || load_acquire(&lane.peers[rank].view->entered) + 1 >= L.epoch;
   });

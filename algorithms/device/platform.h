@@ -46,6 +46,13 @@ typedef long long i64;
 
 namespace commrt {
 
+// Bugs that the sanitizer builds must catch, each with CR_SEEDED set to its name. Nothing else sets it.
+enum class Seeded { NO_BUG, NO_RELEASE, NO_ACQUIRE, NO_BARRIER, EARLY_REUSE, ONE_HALF };
+#ifndef CR_SEEDED
+#define CR_SEEDED NO_BUG
+#endif
+CR_DEV constexpr bool seeded(Seeded bug) { return bug != Seeded::NO_BUG && bug == Seeded::CR_SEEDED; }
+
 #if CR_CUDA
 CR_DEV u32 tid() { return threadIdx.x; }
 CR_DEV u32 nthreads() { return blockDim.x; }
@@ -79,17 +86,8 @@ CR_DEV void relax() { __builtin_amdgcn_s_sleep(1); }
 CR_DEV constexpr u32 tid() { return 0; }
 CR_DEV constexpr u32 nthreads() { return 1; }
 CR_DEV void sync_block() {}
-// The seeded bugs are must-fail controls of the sanitizer builds; no other build defines them.
-#if defined(CR_BUG_NO_RELEASE)
-CR_DEV void store_release(u64* p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
-#else
-CR_DEV void store_release(u64* p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
-#endif
-#if defined(CR_BUG_NO_ACQUIRE)
-CR_DEV u64 load_acquire(const u64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-#else
-CR_DEV u64 load_acquire(const u64* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-#endif
+CR_DEV void store_release(u64* p, u64 v) { __atomic_store_n(p, v, seeded(Seeded::NO_RELEASE) ? __ATOMIC_RELAXED : __ATOMIC_RELEASE); }
+CR_DEV u64 load_acquire(const u64* p) { return __atomic_load_n(p, seeded(Seeded::NO_ACQUIRE) ? __ATOMIC_RELAXED : __ATOMIC_ACQUIRE); }
 CR_DEV void store_relaxed(u64* p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 CR_DEV u64 load_relaxed(const u64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 CR_DEV u64 add_acq_rel(u64* p, u64 v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
