@@ -92,9 +92,8 @@ class _Message:
         return f"rank {self.peer} {verb} before its part of {self._mine()} was done{begun}{self._where()}"
 
     def _timeout(self) -> str:
-        if self.elsewhere:
-            waited = "this one" if self.peer == self.finder else f"rank {self.peer}"
-            return f"rank {self.finder} gave up waiting for {waited}, so {self._mine()} can't end"
+        if self.elsewhere and self.peer == self.finder:
+            return f"rank {self.finder} gave up waiting for this one, so {self._mine()} can't end"
         return f"{self._mine()} did not end in time: {self._missing()}{self._where()}"
 
     def _missing(self) -> str:

@@ -265,9 +265,9 @@ int lost(const cr_launch& w, cr_failure& f) {
   if (gave_up == UNKNOWN) return left == UNKNOWN ? CR_OK : (f.peer = left, CR_PEER_LOST);
   cr_failure theirs = f;
   comm.adopt(gave_up, theirs);
-  f.peer = theirs.peer, f.finder = gave_up;
+  f.peer = theirs.peer, f.finder = theirs.finder;
   if (theirs.code == CR_MISMATCH) f = theirs;
-  if (f.peer == UNKNOWN || f.peer == comm.config.rank) f.peer = gave_up;
+  if (f.peer == UNKNOWN || f.peer == comm.config.rank) f.peer = theirs.finder;
   return (int)theirs.code;
 }
 
