@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from commrt.testing.matrix import Variant
+    from commrt.testing.world import World
 
 _Result = TypeVar("_Result")
 
@@ -64,7 +68,7 @@ def expect_raises(kinds: type[BaseException] | tuple[type[BaseException], ...], 
     raise ConformanceError(f"did not raise {names}")
 
 
-def until(attempt: Callable[[], _Result], what: str, timeout_s: float = 10.0) -> _Result:
+def until(attempt: Callable[[], _Result], what: str, timeout_s: float) -> _Result:
     """Attempt again and again until the answer is true; that answer. Raises when the time has passed."""
     deadline = time.monotonic() + timeout_s
     while not (answer := attempt()):
@@ -72,3 +76,19 @@ def until(attempt: Callable[[], _Result], what: str, timeout_s: float = 10.0) ->
             raise ConformanceError(f"{what}: not within {timeout_s:g} s")
         time.sleep(0)
     return answer
+
+
+def run_variants(world: World, whole: Sequence[Variant]) -> None:
+    """Run and check these calls on every rank. Raises where one is wrong, and ends the others at once."""
+    from commrt.testing import matrix
+
+    def carry(comm: Any) -> None:
+        try:
+            matrix.run(comm, whole)
+        except AssertionError:
+            comm.abort()
+            raise
+
+    failures = [outcome for outcome in world.outcomes(carry) if isinstance(outcome, BaseException)]
+    for failure in sorted(failures, key=lambda one: not isinstance(one, AssertionError)):
+        raise failure

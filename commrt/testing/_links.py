@@ -69,8 +69,15 @@ class Joined:
     """Some ranks of this process, joined over one transport."""
 
     def __init__(
-        self, transport: Transport, backend: Backend, options: Mapping[str, Any], size: int, nbytes: int
+        self,
+        transport: Transport,
+        backend: Backend,
+        options: Mapping[str, Any],
+        size: int,
+        nbytes: int,
+        patience_s: float,
     ) -> None:
+        self._patience_s = patience_s
         token = secrets.token_bytes(16)
         self.size = size
         self.endpoints: list[Endpoint] = [
@@ -100,7 +107,7 @@ class Joined:
                 self.poll()
             return bool(answer)
 
-        until(attempt, "a request was never taken")
+        until(attempt, "a request was never taken", self._patience_s)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """All ranks polling until the condition holds."""
@@ -109,7 +116,7 @@ class Joined:
             self.poll()
             return condition()
 
-        until(attempt, what)
+        until(attempt, what, self._patience_s)
 
     def close(self) -> None:
         for endpoint in self.endpoints:

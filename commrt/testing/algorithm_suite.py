@@ -16,7 +16,7 @@ from commrt.algorithm import Algorithm
 from commrt.plan import COLLECTIVES, Plan, load, validate
 from commrt.plugins import Registry, default_registry
 from commrt.testing import matrix, reference
-from commrt.testing._conformance import Suite, expect
+from commrt.testing._conformance import Suite, expect, run_variants
 from commrt.testing.data import REDUCING, REDUCTIONS, ROOTED, Array, Case, Trial
 from commrt.testing.world import World
 
@@ -93,7 +93,7 @@ class AlgorithmSuite(Suite):
                     packet_bytes=scratch,
                 ) as world:
                     whole = list(self._variants(world.size, world.communicators[0].capabilities))
-                    world.run(lambda comm: matrix.run(comm, whole))  # noqa: B023
+                    run_variants(world, whole)
 
     def check_native_on_many_ranks(self) -> str | None:
         many = [one for one in self._ranks if one in (16, 64)]
@@ -103,7 +103,7 @@ class AlgorithmSuite(Suite):
             with World(ranks, registry=self._registry) as world:
                 symmetric = self._needs_symmetric(world.communicators[0].capabilities)
                 variant = matrix.Variant(self._case(ranks, 1021), self._algorithm.name, symmetric=symmetric)
-                world.run(lambda comm: matrix.run(comm, [variant]))  # noqa: B023
+                run_variants(world, [variant])
         return None
 
     @property

@@ -21,7 +21,7 @@ from commrt.errors import CommrtError, ConfigError, InvalidArgument, TransportEr
 from commrt.group import Options
 from commrt.plugins import Registry, default_registry
 from commrt.testing import matrix
-from commrt.testing._conformance import ConformanceError, Suite, expect, expect_raises, until
+from commrt.testing._conformance import ConformanceError, Suite, expect, expect_raises, run_variants, until
 from commrt.testing._links import Joined, Link, threads_over
 from commrt.testing.data import REDUCING, ROOTED, Case
 from commrt.testing.world import World
@@ -36,7 +36,7 @@ _LINK_ENDS = (OSError, EOFError, ValueError, CommrtError)
 class TransportSuite(Suite):
     """Checks of the transport of that name. `options`: what its endpoints are opened with.
 
-    `processes`: whether it joins processes of this host; then every check runs between those too where it can.
+    `processes`: whether it joins processes of this host. `patience_s`: how long anything may take to arrive.
     """
 
     def __init__(
@@ -46,9 +46,10 @@ class TransportSuite(Suite):
         registry: Registry | None = None,
         options: Mapping[str, Any] | None = None,
         processes: bool = True,
+        patience_s: float = 10.0,
     ) -> None:
         self.subject = f"transport {name}"
-        self._name, self._processes = name, processes
+        self._name, self._processes, self._patience_s = name, processes, patience_s
         self._registry = registry or default_registry()
         self._options = dict(options or {})
         self._transport: Transport = self._registry.require("transports", name)
@@ -237,7 +238,7 @@ class TransportSuite(Suite):
             source = bytearray(os.urandom(5000))
             joined.insist(lambda: link.put(0, source))
             joined.insist(lambda: link.signal(_SIGNAL_AT, 1))
-            until(link.flush, "a flush")
+            until(link.flush, "a flush", self._patience_s)
             joined.endpoints[0].close()
 
             def heard() -> bool:
@@ -247,7 +248,7 @@ class TransportSuite(Suite):
                     expect(link.seen(_SIGNAL_AT) == 1, "the end of the link came before the last signal")
                 return link.seen(_SIGNAL_AT) == 1
 
-            until(heard, "the last signal")
+            until(heard, "the last signal", self._patience_s)
             expect(link.arrived(0, 5000) == source, "the last put is spoilt")
 
     def check_peer_gone(self) -> str | None:
@@ -256,8 +257,11 @@ class TransportSuite(Suite):
             if link.connection.mapped is not None or not self._processes:
                 return "its links have no end of their own"
             joined.endpoints[1].close()
-            expect_raises(_LINK_ENDS, lambda: until(lambda: link.poll() and False, "no error", 5.0))
+            expect_raises(_LINK_ENDS, lambda: self._poll_until_gone(link))
         return None
+
+    def _poll_until_gone(self, link: Link) -> None:
+        until(lambda: link.poll() and False, "no error", self._patience_s)
 
     # --- whole collectives ---
 
@@ -270,7 +274,7 @@ class TransportSuite(Suite):
                 offered = world.communicators[0].capabilities
                 whole = list(plain_variants(self._registry, size, offered))
                 expect(whole, "no algorithm runs on these links")
-                world.run(lambda comm: matrix.run(comm, whole))  # noqa: B023
+                run_variants(world, whole)
 
     def check_processes(self) -> str | None:
         """The same among processes, one of which leaves without a word in the end."""
@@ -286,7 +290,7 @@ class TransportSuite(Suite):
 
     @contextmanager
     def _joined(self, size: int, nbytes: int = _SEGMENT) -> Iterator[Joined]:
-        joined = Joined(self._transport, self._backend, self._options, size, nbytes)
+        joined = Joined(self._transport, self._backend, self._options, size, nbytes, self._patience_s)
         try:
             yield joined
         finally:
