@@ -422,7 +422,8 @@ int cr_engine::settle(cr_comm& comm) {
 // Accepted work is finished first; a one-way sender learns here that its peers have refused what it sent.
 int cr_engine::close(cr_comm& comm, i64 limit) {
   bool drained = drain(comm, limit);
-  for (int answer = CR_PENDING; answer == CR_PENDING && drained && now_ns() <= limit;) {
+  auto broken = [&] { return comm.state.load(std::memory_order_acquire) != CR_OK; };
+  for (int answer = CR_PENDING; answer == CR_PENDING && drained && !broken() && now_ns() <= limit;) {
     seize();
     answer = settle(comm);
     release_claim();

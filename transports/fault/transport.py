@@ -23,7 +23,8 @@ class Faults:
     """What happens to requests on their way.
 
     inner: the wrapped transport. delay_s: each waits up to so long, order kept. reorder: puts between two signals
-    arrive in any order. drop: the probability that one is lost for good. cut_after: the link breaks behind so many.
+    arrive in any order. drop: the probability that one is lost for good; as links keep order, nothing behind it arrives
+    either. cut_after: the link breaks behind so many.
     """
 
     inner: str = "loopback"
@@ -117,13 +118,15 @@ class Trouble:
         self._faults, self._rng = faults, rng
         self._ready_at = 0.0
         self._passed = 0
+        self._lost = False
 
     def __call__(self, queue: deque[Request]) -> Iterator[Request]:
         """The requests that arrive now. Raises ConnectionError once the link is cut."""
-        while queue and self._ready():
+        while queue and not self._lost and self._ready():
             self._count()
             request = self._next(queue)
-            if self._rng.random() >= self._faults.drop:
+            self._lost = self._rng.random() < self._faults.drop
+            if not self._lost:
                 yield request
 
     def _ready(self) -> bool:
