@@ -62,6 +62,13 @@ class Issuer:
         answer = self._numpy_run(self.lane, code, root, id(x), id(out))
         return not answer or self._after_fast(answer, x, out)
 
+    def fast_barrier(self) -> bool:
+        """The same for a blocking barrier."""
+        if self._plain is None:
+            return False
+        answer = lib.cr_barrier_run(self.lane)
+        return not answer or self._after_fast(answer, None, None)
+
     def fast_pair(self, peer: int, send: bool, x: Any) -> bool:
         """The same for a blocking send or receive."""
         if type(x) is not self._plain or (peer, send) not in self._pairs:

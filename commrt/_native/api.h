@@ -126,6 +126,7 @@ int cr_run(cr_lane*, const cr_call*, double timeout_s, double slice_s, cr_launch
 // `code`: collective | reduction << 8. Deadline and slice are those of cr_comm_patience; cr_pending is the handle of the
 // calling thread's last call that answered CR_PENDING.
 int cr_numpy_run(cr_lane*, unsigned int code, unsigned int root, unsigned long long x, unsigned long long out);
+int cr_barrier_run(cr_lane*);
 cr_launch* cr_pending(void);
 void cr_comm_patience(cr_comm*, double timeout_s, double slice_s);
 void cr_engine_numpy_type(cr_engine*, unsigned long long header, unsigned long long descr, unsigned int dtype);

@@ -15,6 +15,7 @@ struct Array {
 };
 thread_local cr_launch* last_pending;
 
+enum { BYTE = 2 };  // the dtype that a barrier is called with
 enum { C_CONTIGUOUS = 0x1, WRITEABLE = 0x400 };
 
 u64 elements(const Array& a) {
@@ -42,6 +43,11 @@ void cr_comm_patience(cr_comm* comm, double timeout_s, double slice_s) {
 }
 
 cr_launch* cr_pending(void) { return last_pending; }
+
+int cr_barrier_run(cr_lane* lane) {
+  cr_call call{nullptr, BARRIER_OF, BYTE, 0, 0, nullptr, nullptr, 0};
+  return cr_run(lane, &call, lane->comm->timeout_s, lane->comm->slice_s, &last_pending);
+}
 
 int cr_numpy_run(cr_lane* lane, unsigned code, unsigned root, unsigned long long x, unsigned long long out) {
   u32 collective = code & 0xff, reduction = code >> 8;
