@@ -1,5 +1,4 @@
-# Every target sets up what it needs in a virtual environment, VENV, made with PYTHON.
-VENV ?= .venv
+# Every target sets up what it needs in a virtual environment, .venv, made with PYTHON.
 PYTHON ?= python3
 SOURCES := pyproject.toml CMakeLists.txt $(shell find commrt transports backends algorithms -type f ! -name '*.pyc')
 
@@ -8,31 +7,27 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find commrt transports backends
 help:  ## List the targets.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
 
-demo: $(VENV)/.installed  ## Install commrt, and time and check all_reduce on 4 ranks.
-	$(VENV)/bin/commrt bench all_reduce -n 4
+demo:  ## Install commrt, and time and check all_reduce on 4 ranks.
+	bash ci/demo.sh $(PYTHON)
 
-setup: $(VENV)/.tools  ## Install commrt and the tools of a developer.
+setup: .venv/.tools  ## Install commrt and the tools of a developer.
 
 check: setup  ## Lint and types.
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy
+	.venv/bin/ruff check .
+	.venv/bin/mypy
 
-test: setup  ## All tests but the long lists.
-	$(VENV)/bin/python -m pytest -q -m "not slow" $(ARGS)
+test:  ## All tests but the long lists.
+	PYTHON=$(PYTHON) bash ci/test.sh $(ARGS)
 
 bench: setup  ## Time the collectives, small and large, on 2 and 4 ranks.
-	bash ci/bench.sh $(VENV)/bin
+	bash ci/bench.sh .venv/bin
 
 soak: setup  ## The long lists too: half an hour and more.
-	$(VENV)/bin/python -m pytest -q $(ARGS)
+	.venv/bin/python -m pytest -q $(ARGS)
 
 clean:  ## Remove the environment and everything built.
-	rm -rf $(VENV) build
+	rm -rf .venv build
 
-$(VENV)/.installed: $(SOURCES)
-	bash ci/setup.sh $(VENV) $(PYTHON)
-	touch $@
-
-$(VENV)/.tools: $(VENV)/.installed
-	bash ci/setup.sh $(VENV) $(PYTHON) test
+.venv/.tools: $(SOURCES)
+	bash ci/setup.sh .venv $(PYTHON) test
 	touch $@

@@ -90,4 +90,4 @@ for each in "${found[@]}"; do
 done
 [ ${#failed[@]} -eq 0 ] || note "failed so far: ${failed[*]}"
 note "tests"
-.venv/bin/python -m pytest -q -m "not slow" && [ ${#failed[@]} -eq 0 ]
+PYTHON=${main#* } bash ci/test.sh && [ ${#failed[@]} -eq 0 ]
