@@ -36,7 +36,7 @@ class DType:
         return self.name.startswith(("bfloat", "float8"))
 
     def to_numpy(self) -> Any:
-        """The numpy dtype object, which there is one of. Raises UnsupportedType if only ml_dtypes has it, and is missing."""
+        """The numpy dtype object, which there is one of. Raises UnsupportedType if ml_dtypes has it and is missing."""
         import numpy
 
         if not self.extended:

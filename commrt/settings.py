@@ -31,7 +31,7 @@ LAUNCHER_VARIABLES: Mapping[str, str] = MappingProxyType(
         "COMMRT_SIZE": "Number of ranks.",
         "COMMRT_LOCAL_RANK": "Rank of this process among those of its host, from 0.",
         "COMMRT_LOCAL_SIZE": "Number of ranks on this host.",
-        "COMMRT_RENDEZVOUS": "Where the ranks meet: `host:port` of the store of rank 0, or `file:///path`, where it says that.",
+        "COMMRT_RENDEZVOUS": "Where the ranks meet: `host:port` of the store, or `file:///path`, where rank 0 says it.",
         "COMMRT_STORE_FD": "Inherited descriptor of the store's listening socket (rank 0).",
         "COMMRT_SECRET_FD": "Inherited descriptor to read the job's secret from.",
     }
