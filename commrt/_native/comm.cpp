@@ -1,6 +1,7 @@
 #include "comm.h"
 
 #include <stddef.h>
+#include <unistd.h>
 
 #include "engine.h"
 
@@ -157,6 +158,14 @@ void cr_comm::publish(const cr_failure& f) {
   store_release(&control(COLLECTIVE, config.rank)->state, f.code);
   if (has_ports)
     for (u32 tries = 0; !push_controls() && tries < 100; tries++) poll_ports();
+  for (u32 tries = 0; !flush_ports() && tries < 100; tries++) usleep(50);  // this may be the last that peers hear
+}
+
+bool cr_comm::flush_ports() {
+  bool all = true;
+  for (u32 rank = 0; rank < ports.size(); rank++)
+    if (ports[rank].flush && !segments[rank] && !dead[rank]) all &= ports[rank].flush(ports[rank].context) != 0;
+  return all;
 }
 
 void cr_comm::adopt(u32 rank, cr_failure& f) const {

@@ -130,6 +130,7 @@ struct cr_comm {
   void connect_lane(cr_lane&, u32 rank_in_lane);
   bool poll_ports();
   bool push_controls();
+  bool flush_ports();  // true: what they had taken has left
   const commrt::Verdict* verdict(u32 rank) const;
   void scan(i64 now);
   void adopt(u32 rank, cr_failure&) const;  // what broke that rank
