@@ -51,7 +51,7 @@ enum class Seeded { NO_BUG, NO_RELEASE, NO_ACQUIRE, NO_BARRIER, EARLY_REUSE, ONE
 #ifndef CR_SEEDED
 #define CR_SEEDED NO_BUG
 #endif
-CR_DEV constexpr bool seeded(Seeded bug) { return bug != Seeded::NO_BUG && bug == Seeded::CR_SEEDED; }
+CR_DEV constexpr bool seeded(Seeded bug) { return bug == Seeded::CR_SEEDED; }
 
 #if CR_CUDA
 CR_DEV u32 tid() { return threadIdx.x; }
