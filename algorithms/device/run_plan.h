@@ -8,22 +8,22 @@
 
 namespace commrt {
 
-enum Verdict : u32 { STOP, GO, LAST };
+enum Going : u32 { STOP, GO, LAST };
 
 // A thread that can't go on leaves the kernel; barriers don't wait for it. The others see the abort, or end.
-CR_DEV void stop(const Block& b, const Launch& L, u32& verdict) {
-  if (tid() == 0) verdict = STOP;
+CR_DEV void stop(const Block& b, const Launch& L, u32& going) {
+  if (tid() == 0) going = STOP;
   if (!b.failure) return;
   store_relaxed(&L.lane->failure, (u64)b.culprit << 32 | b.failure);
   store_release(L.lane->abort, 1);
 }
 
 // By one thread, before any of the block is in the window.
-CR_DEV void open(Launch& L, u64 first, u32 block, u32& verdict) {
+CR_DEV void open(Launch& L, u64 first, u32 block, u32& going) {
   open_window(L, first);
   enter(L);
-  verdict = first || !load_relaxed(L.lane->abort) ? GO : STOP;
-  if (block || verdict == STOP) return;
+  going = first || !load_relaxed(L.lane->abort) ? GO : STOP;
+  if (block || going == STOP) return;
   if (!first) begin(L);
   show_entered(L);
 }
@@ -55,24 +55,24 @@ template <class Math> CR_DEV bool run_window(Block& b, const Launch& L) {
 // `block`: which one of the plan's.
 template <class Math> CR_DEV void run_plan(const Launch* launch, u32 block) {
   CR_SHARED Launch L;  // this block's: blocks may be in different windows
-  CR_SHARED u32 verdict;
+  CR_SHARED u32 going;
   for (u32 i = tid(); i < sizeof(Launch) / 8; i += nthreads()) ((u64*)&L)[i] = ((const u64*)launch)[i];
   Block b;
   b.budget = 0;
   u64 next = 0;
   do {
     sync_block();
-    if (tid() == 0) open(L, next, block, verdict);
+    if (tid() == 0) open(L, next, block, going);
     sync_block();
-    if (verdict == STOP) return;
+    if (going == STOP) return;
     open_block(b, L, block);
-    if (!run_window<Math>(b, L)) return stop(b, L, verdict);
+    if (!run_window<Math>(b, L)) return stop(b, L, going);
     next = L.first + L.width;
-    if (tid() == 0) verdict = close(b, L, next < L.count);
+    if (tid() == 0) going = close(b, L, next < L.count);
     sync_block();
-    if (verdict == LAST) leave(L);
-    if (verdict == LAST && next >= L.count) complete(*L.lane);
-  } while (verdict != STOP && next < L.count);
+    if (going == LAST) leave(L);
+    if (going == LAST && next >= L.count) complete(*L.lane);
+  } while (going != STOP && next < L.count);
 }
 
 // Types and operators by the names that users know them by. An average is a sum that the launch divides.

@@ -1,7 +1,7 @@
 // Runs the native core with ranks as threads, for the sanitizers: harness MODE PLANS RANKS SEED STEPS.
 //   plans    blocking collectives in a random order, an engine a rank
 //   shared   the same, one engine for all ranks
-//   one_way  the same, of plans that don't synchronise
+//   scratch  the same, of plans that leave data in scratch and go on
 //   threads  collectives from two threads, sends and receives from two more, and the progress thread; asynchronously
 //   trouble  abort, disagreement, a rank that never comes
 // 0: every result was right. 1: one was wrong. The sanitizer's own code: it found something.
@@ -20,7 +20,7 @@ struct Job {
   u64 seed, steps;
 };
 
-bool synchronising(const WholePlan& p) { return p.programs[0].plan.synchronising; }
+bool leaves_scratch(const WholePlan& p) { return !p.programs[0].plan.synchronising && p.programs[0].plan.scratch_slots; }
 
 std::vector<WholePlan> some_of(const std::vector<WholePlan>& plans, bool (*wanted)(const WholePlan&)) {
   std::vector<WholePlan> some;
@@ -29,10 +29,10 @@ std::vector<WholePlan> some_of(const std::vector<WholePlan>& plans, bool (*wante
   return some;
 }
 
-Options options_of(const Job& job, bool one_engine) {
+Options options_of(const Job& job, bool one_engine, bool small = false) {
   Options o{};
   o.ranks = job.ranks;
-  o.scratch_half = job.seed & 2 ? 96 << 10 : 768 << 10;
+  o.scratch_half = small || job.seed & 2 ? 96 << 10 : 768 << 10;
   o.packets_half = 32 << 10;
   o.memory_file = job.seed & 1;
   o.one_engine = one_engine;
@@ -87,8 +87,8 @@ void close_all(World& world, Rank& rank) {
 
 // ---- blocking collectives --------------------------------------------------------------------------------------------
 
-void run_plans(const Job& job, const std::vector<WholePlan>& plans, bool one_engine) {
-  World world(options_of(job, one_engine));
+void run_plans(const Job& job, const std::vector<WholePlan>& plans, bool one_engine, bool small = false) {
+  World world(options_of(job, one_engine, small));
   world.run([&](Rank& rank) {
     std::vector<cr_program*> programs = programs_of(plans, rank);
     world.meeting.wait();
@@ -257,7 +257,7 @@ int main(int argc, char** argv) {
   std::vector<WholePlan> all = read_plans(job.plans, job.ranks);
   std::vector<WholePlan> plans = some_of(all, [](const WholePlan& p) { return p.collective != SEND_; });
   if (mode == "plans" || mode == "shared") run_plans(job, plans, mode == "shared");
-  else if (mode == "one_way") run_plans(job, some_of(plans, [](const WholePlan& p) { return !synchronising(p); }), false);
+  else if (mode == "scratch") run_plans(job, some_of(plans, leaves_scratch), false, true);
   else if (mode == "threads") run_threads(job, plans, some_of(all, [](const WholePlan& p) { return p.collective == SEND_; }));
   else if (mode == "trouble") run_trouble(job, plans);
   else CHECK(false, "no mode %s", argv[1]);
