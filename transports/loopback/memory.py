@@ -45,11 +45,18 @@ class EmulatedMemory:
         return cls(max(1, nbytes))
 
     def boundary(self) -> None:
-        """What a device does where a kernel begins or ends: both sides' stores since the last time become common."""
+        """What a device does where a kernel begins or ends: all stores since the last time become common.
+
+        Where both sides have stored, the owner's wins.
+        """
+        import numpy
+
         with self._lock:
-            for index, (own, peers, met) in enumerate(zip(self._own.view, self._peers.view, self._met, strict=True)):
-                if own != met or peers != met:
-                    self._own.view[index] = self._peers.view[index] = self._met[index] = own if own != met else peers
+            own, peers, met = (
+                numpy.frombuffer(side, numpy.uint8) for side in (self._own.view, self._peers.view, self._met)
+            )
+            met[:] = numpy.where(own != met, own, peers)
+            own[:] = peers[:] = met
 
     def retain(self) -> EmulatedMemory:
         """Held by Python's references."""
