@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from commrt.group import Options
 from commrt.launcher import launch
+from commrt.testing import World, matrix
 
 from .conftest import EXAMPLES, ROOT, Installed
 
@@ -64,6 +66,16 @@ def test_both_carry_an_all_reduce_between_processes(installed: Installed, tmp_pa
     err = io.BytesIO()
     status = launch([sys.executable, str(program)], 4, timeout_s=120, env=env, stderr=err)
     assert status == 0, err.getvalue().decode()
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_the_socket_carries_everything(size: int, installed: Installed) -> None:
+    """A part of the long list, each rank with an engine of its own, and packet flags that wrap all the time."""
+    with World(
+        size, "socket", registry=installed.registry, shared_engine=False, options=Options(lap=6), timeout_s=60
+    ) as world:
+        whole = matrix.sample(matrix.variants(size, world.communicators[0].capabilities), 150, size)
+        assert world.run(lambda comm: matrix.run(comm, whole)) == [len(whole)] * size
 
 
 def test_a_rank_that_is_killed_is_named(installed: Installed, tmp_path: Path) -> None:

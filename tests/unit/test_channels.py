@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from commrt.errors import (
     PeerLost,
 )
 from commrt.group import Options
+from commrt.launcher import launch
 from commrt.plugins import default_registry
 from commrt.testing import World
 from commrt.transports.fault.transport import Faults
@@ -241,6 +244,32 @@ def test_a_wait_sees_that_its_peer_aborts(kind: str) -> None:
     (error, took), _ = outcome_of_waiting(kind, False, lambda comm: comm.abort(), 20)
     assert isinstance(error, Aborted)
     assert took < 10
+
+
+DYING = """
+import os, sys, time
+import commrt
+
+SOURCE = '#include "kernel.h"\\nCR_KERNEL wait_for(commrt::Channels* c) { c->memory(1, 0).wait(); }'
+comm = commrt.init(timeout=30)
+channels = comm.channels(comm.empty(100, "uint8"))
+kernel = comm.backend.build(SOURCE, "wait_for")
+comm.barrier()
+if comm.rank == 1:
+    os._exit(0)
+started = time.monotonic()
+try:
+    comm.launch(kernel, 1, channels)
+except commrt.errors.PeerLost as error:
+    sys.exit(0 if error.context.peer == 1 and time.monotonic() - started < 2 else 3)
+sys.exit(4)
+"""
+
+
+def test_a_wait_sees_that_its_peer_dies(tmp_path: Path) -> None:
+    program = tmp_path / "dying.py"
+    program.write_text(DYING)
+    assert launch([sys.executable, str(program)], 2, timeout_s=60, env={"COMMRT_TRANSPORT": "shm"}) == 0
 
 
 def test_a_wait_sees_an_abort_of_its_own_rank() -> None:

@@ -108,6 +108,7 @@ class FaultConnection:
 
     def close(self) -> None:
         """Close the inner one."""
+        self._regions.close()
         self._inner.close()
 
 
