@@ -1,11 +1,18 @@
 #include "comm.h"
 
 #include <stddef.h>
-#include <unistd.h>
+
+#include <utility>
 
 #include "engine.h"
 
 using namespace commrt;
+
+namespace {
+
+constexpr i64 PUBLISH_NS = 300000000;
+
+}  // namespace
 
 cr_comm::cr_comm(cr_engine* e, const cr_config& c, cr_group* g)
     : engine(e), group(g), config(c), layout(c.shape), abort(0), state(CR_OK), aborting(0), failure{}, segments(c.shape.ranks),
@@ -156,15 +163,16 @@ void cr_comm::publish(const cr_failure& f) {
   store_relaxed(&v.culprit, f.peer);
   for (u32 k = 0; k < 4; k++) store_relaxed(&v.mine[k], f.mine[k]), store_relaxed(&v.theirs[k], f.theirs[k]);
   store_release(&control(COLLECTIVE, config.rank)->state, f.code);
-  if (has_ports)
-    for (u32 tries = 0; !push_controls() && tries < 100; tries++) poll_ports();
-  for (u32 tries = 0; !flush_ports() && tries < 100; tries++) usleep(50);  // this may be the last that peers hear
+  // Nobody may drive this communicator any more: what the ports took must leave now.
+  bool told = false;
+  for (i64 until = now_ns() + PUBLISH_NS; has_ports && now_ns() < until && !(told && flush_ports()); poll_ports())
+    told = told || push_controls();
 }
 
 bool cr_comm::flush_ports() {
   bool all = true;
   for (u32 rank = 0; rank < ports.size(); rank++)
-    if (ports[rank].flush && !segments[rank] && !dead[rank]) all &= ports[rank].flush(ports[rank].context) != 0;
+    if (ports[rank].put && !segments[rank] && !dead[rank]) all &= ports[rank].flush(ports[rank].context) != 0;
   return all;
 }
 
@@ -177,6 +185,10 @@ void cr_comm::adopt(u32 rank, cr_failure& f) const {
   if (f.finder >= config.shape.ranks) f.finder = rank;
   if (f.peer >= config.shape.ranks) f.peer = UNKNOWN;
   for (u32 k = 0; k < 4; k++) f.mine[k] = load_relaxed(&v.mine[k]), f.theirs[k] = load_relaxed(&v.theirs[k]);
+  f.nbytes = nbytes_of(f.mine);
+  if (f.code != CR_MISMATCH || f.peer != config.rank) return;
+  std::swap(f.mine, f.theirs);  // each side tells its own first
+  std::swap(f.finder, f.peer);
 }
 
 bool cr_comm::complaint(cr_failure& f) const {
@@ -203,7 +215,7 @@ void cr_comm::scan(i64 now) {
 }
 
 // A sender that has returned learns here what its peers make of it; one that left before its part is no peer to wait for.
-bool cr_comm::agreed(cr_failure& f, bool& pending) {
+bool cr_comm::agreed(cr_failure& f, cr_lane*& where, bool& pending) {
   f = cr_failure{};
   f.block = f.operation = f.op_code = f.waits_for = UNKNOWN;
   f.finder = config.rank;
@@ -217,6 +229,7 @@ bool cr_comm::agreed(cr_failure& f, bool& pending) {
   for (cr_lane* lane : lanes)
     for (u32 peer = 0; !match(*lane, lane->sequence) && peer < lane->members.size(); peer++) {
       u32 rank = lane->members[peer];
+      where = lane;
       if (rank == config.rank) continue;
       for (u64 q = lane->matched + 1; q <= lane->sequence; q++)
         if (differs(*lane, peer, q)) return f.code = CR_MISMATCH, dispute(*lane, peer, q, f), false;

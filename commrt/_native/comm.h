@@ -136,7 +136,7 @@ struct cr_comm {
   void adopt(u32 rank, cr_failure&) const;  // what broke that rank
   bool complaint(cr_failure&) const;        // a peer found that ranks disagree
   void publish(const cr_failure&);
-  bool agreed(cr_failure&, bool& pending);  // on all that was called so far; for close
+  bool agreed(cr_failure&, cr_lane*& where, bool& pending);  // on all that was called so far; for close
 };
 
 namespace commrt {
@@ -147,14 +147,15 @@ void explain(const cr_launch&, cr_failure&);           // where it stands
 int check(cr_launch&, i64 now_ns, cr_failure&);        // CR_OK, or why it can't end well
 int show_calls(const Port&, const Control&, u64 mirror_at);      // a port's answer
 int show_sequence(const Port&, const Control&, u64 mirror_at);   // behind that: the rest is whole
-void blame(const cr_launch&, cr_failure&);             // finds who called something else
+bool blame(const cr_launch&, cr_failure&);             // finds who called something else
 void places(const cr_launch&, std::vector<cr_place>&); // of all blocks that can't go on
-void stand(const cr_launch&, std::vector<cr_standing>&, i64 now_ns);
+void stand(const cr_lane&, i64 looked_ns, std::vector<cr_standing>&, i64 now_ns);
 bool match(cr_lane&, u64 upto);                        // true: all members have called the same up to there
 bool differs(const cr_lane&, u32 peer_in_lane, u64 sequence);
 void dispute(const cr_lane&, u32 peer_in_lane, u64 sequence, cr_failure&);  // both sides of it
 inline bool broken(u64 state) { return state >= CR_MISMATCH && state != CR_CLOSED; }
 u32 log2_itemsize(u32 dtype);
+u64 nbytes_of(const unsigned long long call[4]);       // tag, what, count, root
 u64 route_groups(u32 collective, u32 ranks);
 void input_output_groups(u32 collective, u32 ranks, u64& in, u64& out);
 bool prepare(cr_lane&, const cr_call&, cr_launch&, int& code);

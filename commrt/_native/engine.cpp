@@ -230,7 +230,8 @@ bool cr_engine::oversubscribed() const {
 
 // ---- trouble ---------------------------------------------------------------------------------------------------------
 
-// What a block met itself. A link that fails may belong to a rank that is dying: check() sees to that.
+// What a block met itself, if all of it is known; if not, check() gives it time. A link that fails may belong to a rank
+// that is dying, and behind a port it takes a while to learn what a peer called.
 bool cr_engine::block_failure(const cr_launch& w, cr_failure& f) {
   if (w.phase != cr_launch::RUNNING) return false;
   for (u32 k = 0; k < w.launch.program->nblocks; k++) {
@@ -239,24 +240,23 @@ bool cr_engine::block_failure(const cr_launch& w, cr_failure& f) {
     explain(w, f);
     f.code = why == MISMATCH ? CR_MISMATCH : CR_BOUNDS;
     f.peer = culprit == UNKNOWN ? UNKNOWN : w.lane->members[culprit];
-    if (why == MISMATCH) blame(w, f);
-    return true;
+    return why == BOUNDS || blame(w, f);
   }
   return false;
 }
 
 // The first to break a communicator says why. True: that was this call.
-bool cr_engine::breaks(cr_comm& comm, const cr_launch* w, const cr_failure& f) {
+bool cr_engine::breaks(cr_comm& comm, const cr_failure& f, const cr_lane* lane, i64 looked_ns) {
   std::lock_guard<SpinLock> hold(gate_);
   if (comm.state.load(std::memory_order_relaxed)) return false;
   comm.failure = f;
-  if (w) stand(*w, comm.standing, now_ns());
+  if (lane) stand(*lane, looked_ns, comm.standing, now_ns());
   comm.state.store(f.code, std::memory_order_release);
   return true;
 }
 
 void cr_engine::fail(cr_comm& comm, const cr_launch* w, const cr_failure& f) {
-  if (breaks(comm, w, f)) end(comm, f);
+  if (breaks(comm, f, w ? w->lane : nullptr, w ? w->looked_ns : 0)) end(comm, f);
 }
 
 void cr_engine::end(cr_comm& comm, const cr_failure& f) {
@@ -325,7 +325,7 @@ void cr_engine::abort(cr_comm& comm) {
   f.peer = f.waits_for = f.block = f.operation = f.op_code = UNKNOWN;
   f.finder = comm.config.rank;
   comm.aborting.fetch_add(1, std::memory_order_acq_rel);
-  if (breaks(comm, nullptr, f)) {
+  if (breaks(comm, f, nullptr, 0)) {
     __atomic_store_n(&comm.abort, 1, __ATOMIC_RELEASE);
     seize();
     end(comm, f);
@@ -409,12 +409,13 @@ bool cr_engine::drain(cr_comm& comm, i64 limit) {
 // Whether every peer has begun what this rank has sent it, has left, or has complained; CR_PENDING: not yet.
 int cr_engine::settle(cr_comm& comm) {
   cr_failure f{};
+  cr_lane* where = nullptr;
   bool pending = false;
   i64 now = now_ns();
   if (comm.has_ports) comm.poll_ports();
   if (now - comm.scanned_ns > SCAN_NS) comm.scan(now);
-  if (!comm.complaint(f) && comm.agreed(f, pending)) return pending ? CR_PENDING : CR_OK;
-  if (!breaks(comm, nullptr, f)) return comm.state.load(std::memory_order_acquire);
+  if (!comm.complaint(f) && comm.agreed(f, where, pending)) return pending ? CR_PENDING : CR_OK;
+  if (!breaks(comm, f, where, 0)) return comm.state.load(std::memory_order_acquire);
   comm.publish(f);
   return (int)f.code;
 }

@@ -47,7 +47,7 @@ struct cr_engine {
   bool oversubscribed() const;
   void ring_all();
 
-  bool breaks(cr_comm&, const cr_launch*, const cr_failure&);
+  bool breaks(cr_comm&, const cr_failure&, const cr_lane*, i64 looked_ns);
   int settle(cr_comm&);
   void seize();
   static bool block_failure(const cr_launch&, cr_failure&);

@@ -211,6 +211,7 @@ void dispute(const cr_lane& l, u32 peer, u64 sequence, cr_failure& f) {
   f.theirs[0] = then < sequence ? 0 : load_relaxed(&theirs.tags[at]);
   f.theirs[1] = load_relaxed(&theirs.what[at]), f.theirs[2] = load_relaxed(&theirs.count[at]);
   f.theirs[3] = load_relaxed(&theirs.root[at]);
+  f.nbytes = nbytes_of(f.mine);
 }
 
 bool match(cr_lane& l, u64 upto) {
@@ -223,27 +224,29 @@ bool match(cr_lane& l, u64 upto) {
   return true;
 }
 
-void stand(const cr_launch& w, std::vector<cr_standing>& standing, i64 now) {
-  const cr_comm& comm = *w.lane->comm;
+void stand(const cr_lane& l, i64 looked_ns, std::vector<cr_standing>& standing, i64 now) {
+  const cr_comm& comm = *l.comm;
   standing.assign(comm.config.shape.ranks, cr_standing{});
-  for (u32 peer = 0; peer < w.lane->members.size(); peer++) {
-    u32 rank = w.lane->members[peer];
+  for (u32 peer = 0; peer < l.members.size(); peer++) {
+    u32 rank = l.members[peer];
     bool own = rank == comm.config.rank;
-    const Control& c = own ? *w.lane->lane.control : *w.lane->lane.peers[peer].view;
-    i64 since = comm.beat_ns[rank] > w.looked_ns ? comm.beat_ns[rank] : w.looked_ns;
-    standing[rank] = {load_acquire(&c.sequence), load_relaxed(&c.completed), 1, own ? 0 : (u32)load_acquire(&comm.view(rank)->state),
-                      (u32)comm.dead[rank], own || !w.looked_ns ? 0 : (double)(now - since) * 1e-9};
+    const Control& c = own ? *l.lane.control : *l.lane.peers[peer].view;
+    i64 since = comm.beat_ns[rank] > looked_ns ? comm.beat_ns[rank] : looked_ns;
+    u32 state = own ? 0 : (u32)load_acquire(&comm.view(rank)->state);
+    double silent_s = own || !looked_ns ? 0 : (double)(now - since) * 1e-9;
+    standing[rank] = {load_acquire(&c.sequence), load_relaxed(&c.completed), 1, state, (u32)comm.dead[rank], silent_s};
   }
 }
 
-namespace {
-
-bool disputed(const cr_launch& w, cr_failure& f) {
+// A packet does not say who wrote it: the first peer whose operation differs is to blame.
+bool blame(const cr_launch& w, cr_failure& f) {
   for (u64 q = w.lane->matched + 1; q <= w.sequence; q++)
     for (u32 peer = 0; peer < w.lane->lane.ranks; peer++)
       if (peer != w.lane->lane.rank && differs(*w.lane, peer, q)) return dispute(*w.lane, peer, q, f), true;
   return false;
 }
+
+namespace {
 
 // Its part of the operation has not ended well.
 bool owes(const cr_launch& w, u32 peer) {
@@ -271,19 +274,23 @@ int lost(const cr_launch& w, cr_failure& f) {
   return (int)theirs.code;
 }
 
-int link_failed(const cr_launch& w, cr_failure& f) {
+// What a block met: a link that failed, or a signal of another operation whose caller has not shown yet what it called.
+int met(const cr_launch& w, cr_failure& f) {
   u32 culprit = w.bad_link;
-  for (u32 k = 0; w.phase == cr_launch::RUNNING && k < w.launch.program->nblocks; k++)
-    if (w.blocks[k].failure == TRANSPORT) culprit = w.blocks[k].culprit;
-  if (culprit == UNKNOWN) return CR_OK;
-  f.peer = w.lane->members[culprit];
-  return CR_TRANSPORT;
+  int code = culprit == UNKNOWN ? CR_OK : CR_TRANSPORT;
+  for (u32 k = 0; w.phase == cr_launch::RUNNING && k < w.launch.program->nblocks; k++) {
+    if (!w.blocks[k].failure) continue;
+    culprit = w.blocks[k].culprit;
+    code = w.blocks[k].failure == MISMATCH ? CR_MISMATCH : CR_TRANSPORT;
+  }
+  if (code) f.peer = culprit == UNKNOWN ? UNKNOWN : w.lane->members[culprit];
+  return code;
 }
 
 // Whom to name when time is up: who has not come, else who has shown nothing for long, else who is waited for.
 void suspect(const cr_launch& w, i64 now, cr_failure& f) {
   std::vector<cr_standing> standing;
-  stand(w, standing, now);
+  stand(*w.lane, w.looked_ns, standing, now);
   double silence = (double)(w.timeout_ns / 2 < SILENT_NS ? w.timeout_ns / 2 : SILENT_NS) * 1e-9;
   for (u32 rank : w.lane->members)
     if (standing[rank].sequence < w.sequence) { f.peer = rank; return; }
@@ -300,25 +307,26 @@ int check(cr_launch& w, i64 now, cr_failure& f) {
   if (load_acquire(&comm.abort)) return f.peer = UNKNOWN, CR_ABORTED;
   if (w.phase == cr_launch::WAITING) return CR_OK;
   if (!w.looked_ns) w.looked_ns = now;
-  if (disputed(w, f)) return CR_MISMATCH;
+  if (blame(w, f)) return CR_MISMATCH;
   int gone = lost(w, f);
-  if (!gone) gone = link_failed(w, f);
+  bool given_up = gone != CR_OK;
+  if (!gone && (w.bad_link != UNKNOWN || w.phase == cr_launch::RUNNING)) gone = met(w, f);
   // What a peer had sent may not have been looked at yet: it is lost when a later look finds nothing new.
   if (!gone) w.lost_ns = 0;
   else if (!w.lost_ns) w.lost_ns = now;
-  else if (now - w.lost_ns > (gone == CR_TRANSPORT ? LINK_NS : gone == CR_PEER_LOST ? DYING_NS : 0)) return gone;
+  else if (now - w.lost_ns > (gone == CR_PEER_LOST ? DYING_NS : given_up ? 0 : LINK_NS)) return gone;
   if (w.timeout_ns < 0 || now - w.looked_ns <= w.timeout_ns) return CR_OK;
   return suspect(w, now, f), CR_TIMEOUT;
-}
-
-// A packet does not say who wrote it: the first peer whose operation differs is to blame.
-void blame(const cr_launch& w, cr_failure& f) {
-  if (!disputed(w, f)) f.peer = UNKNOWN;
 }
 
 u32 log2_itemsize(u32 dtype) {
   static const u8 shifts[] = {0, 0, 0, 1, 1, 2, 2, 3, 3, 1, 1, 2, 3, 0, 0, 0, 0, 3, 4};
   return dtype < sizeof shifts ? shifts[dtype] : ~0u;
+}
+
+u64 nbytes_of(const unsigned long long call[4]) {
+  u32 shift = log2_itemsize(call[1] >> 8 & 0xff);
+  return shift <= 4 ? call[2] << shift : 0;
 }
 
 }  // namespace commrt

@@ -95,7 +95,7 @@ class Rank:
 
 
 class Job:
-    """Some ranks of one world. `start`: those that exist at all. `style`: "with" or "bare", the use of the communicator."""
+    """Some ranks of one world. `start`: those that exist at all. `style`: "with" or "bare" use of the communicator."""
 
     def __init__(
         self, directory: Path, size: int, *, start: Iterable[int] | None = None, timeout_s: float = 30,

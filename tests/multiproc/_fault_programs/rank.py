@@ -118,8 +118,8 @@ def leave(comm: Any) -> bool:
 OPERATIONS: dict[str, Callable[..., bool]] = {
     each.__name__: each
     for each in (
-        all_reduce, broadcast, all_to_all, send, recv, wait_async, wait_irecv, leave_pending, isend, barrier, close, abort,
-        stream, fail, leave,
+        all_reduce, broadcast, all_to_all, send, recv, wait_async, wait_irecv, leave_pending, isend, barrier, close,
+        abort, stream, fail, leave,
     )
 }  # fmt: skip
 
