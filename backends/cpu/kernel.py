@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import shutil
 import subprocess
 import tempfile
@@ -15,6 +16,25 @@ from commrt.backend import Stream
 from commrt.errors import InvalidArgument, Unavailable
 
 HEADERS = Path(__file__).resolve().parents[2] / "algorithms" / "device"
+
+_one_at_a_time = threading.Lock()
+
+
+@functools.lru_cache(maxsize=64)
+def _compile(source: str) -> ctypes.CDLL:
+    """The files are gone when this returns; what was loaded stays."""
+    compiler = next((found for name in ("g++", "clang++", "c++") if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise Unavailable("no C++ compiler (g++, clang++ or c++) on PATH to build a kernel with")
+    with tempfile.TemporaryDirectory(prefix="commrt-kernel-") as folder:
+        code, shared = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        code.write_text(source)
+        flags = ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", f"-I{HEADERS}"]
+        command = [compiler, *flags, str(code), "-o", str(shared)]
+        built = subprocess.run(command, capture_output=True, text=True, check=False)
+        if built.returncode:
+            raise InvalidArgument(f"the kernel does not compile:\n{built.stderr.strip()}")
+        return ctypes.CDLL(str(shared))
 
 
 class CpuKernel:
@@ -29,20 +49,9 @@ class CpuKernel:
 
     @classmethod
     def build(cls, source: str, symbol: str) -> CpuKernel:
-        """Compile and load. The files are gone when this returns."""
-        compiler = next((found for name in ("g++", "clang++", "c++") if (found := shutil.which(name))), None)
-        if compiler is None:
-            raise Unavailable("no C++ compiler (g++, clang++ or c++) on PATH to build a kernel with")
-        with tempfile.TemporaryDirectory(prefix="commrt-kernel-") as folder:
-            code, shared = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
-            code.write_text(source)
-            flags = ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", f"-I{HEADERS}"]
-            built = subprocess.run(
-                [compiler, *flags, str(code), "-o", str(shared)], capture_output=True, text=True, check=False
-            )
-            if built.returncode:
-                raise InvalidArgument(f"the kernel does not compile:\n{built.stderr.strip()}")
-            library = ctypes.CDLL(str(shared))
+        """Compile, unless the same source was not long ago, and load."""
+        with _one_at_a_time:
+            library = _compile(source)
         if not hasattr(library, symbol):
             raise InvalidArgument(f'the kernel\'s source defines no extern "C" function {symbol!r}')
         if not hasattr(library, "commrt_enter_block"):
