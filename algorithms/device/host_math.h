@@ -14,6 +14,7 @@ struct HostMath {
     Extent e = extent(L, b, op);
     if (!e.nbytes) return true;
     Addresses to(L, op.ref, op.ndst, e.shift), from(L, op.ref + op.ndst, op.nsrc, e.shift);
+    if (op.flags & SHARED && e.nbytes >= SPREAD) return reduce_shared(L, op, to, from, e.nbytes), true;
     L.reduce(to.at, op.ndst, from.at, op.nsrc, elements(L, e.nbytes), divisor(L, op));
     return true;
   }
@@ -51,6 +52,26 @@ struct HostMath {
   }
 
  private:
+  enum { SPREAD = 4096 };  // bytes that are reduced in the own cache, then streamed to where peers read
+
+  static void reduce_shared(const Launch& L, const Op& op, const Addresses& to, const Addresses& from, u64 nbytes) {
+    alignas(64) char result[SPREAD];
+    char *one = result, *sources[MAX_REFS];
+    for (u64 at = 0; at < nbytes; at += SPREAD) {
+      u64 n = least(SPREAD, nbytes - at);
+      for (u32 k = 0; k < op.nsrc; k++) sources[k] = from[k] + at;
+      L.reduce(&one, 1, sources, op.nsrc, elements(L, n), divisor(L, op));
+      for (u32 k = 0; k < op.ndst; k++) {
+        if (is_shared(L, op.ref + k)) stream(to[k] + at, result, n);
+        else move(to[k] + at, result, n);
+      }
+    }
+  }
+  static bool is_shared(const Launch& L, u32 ref) {
+    const Ref& r = L.program->refs[ref];
+    return r.buffer == SCRATCH || r.rank != SELF;
+  }
+
   static bool is_packet(const Launch& L, u32 ref) { return L.program->refs[ref].buffer == PACKETS; }
 
   static bool headers(Block& b, const Launch& L, const Op& op, const Addresses& to, const Addresses& from) {

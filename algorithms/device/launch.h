@@ -9,7 +9,7 @@ enum Code : u8 {
   BARRIER, SYNC, LOOP
 };
 enum Buffer : u8 { INPUT, OUTPUT, SCRATCH, PACKETS };
-enum Flags : u8 { FINAL = 1, PUBLISH = 2, SLICED = 4 };
+enum Flags : u8 { FINAL = 1, PUBLISH = 2, SLICED = 4, SHARED = 8 };
 enum : i32 { SELF = -1 };
 enum : u32 { UNKNOWN = ~0u };
 enum { HISTORY = 4, MAX_REFS = 256, MAX_PACKET_SOURCES = 64, MAX_BLOCKS = 16, MAX_CHANNELS = 8, LINE = 128 };

@@ -18,10 +18,37 @@ CR_DEV void move(char* to, const char* from, u64 nbytes) {
 #endif
 }
 
+// To where a peer will read: past the caches. A plain store must first take the line back from the peer's cache that read
+// it last, which costs from twice to fifteen times as much, by how far apart the cores are.
+#if !CR_GPU && defined(__x86_64__) && !CR_SANITIZED
+enum { STREAM_LEAST = 2048 };
+inline void stream(char* to, const char* from, u64 nbytes) {
+  typedef i64 Pair __attribute__((vector_size(16)));
+  typedef i64 Loose __attribute__((vector_size(16), may_alias, aligned(1)));
+  if (nbytes < STREAM_LEAST) return move(to, from, nbytes);
+  u64 i = -(u64)to & 15;
+  __builtin_memcpy(to, from, i);
+  for (; i + 16 <= nbytes; i += 16) {
+#if defined(__clang__)
+    __builtin_nontemporal_store(*(const Loose*)(from + i), (Pair*)(to + i));
+#else
+    __builtin_ia32_movntdq((Pair*)(to + i), *(const Loose*)(from + i));
+#endif
+  }
+  __builtin_memcpy(to + i, from + i, nbytes - i);
+  __builtin_ia32_sfence();  // such stores are ordered by this alone: the signal that follows is not enough
+}
+#else
+CR_DEV void stream(char* to, const char* from, u64 nbytes) { move(to, from, nbytes); }
+#endif
+
 CR_DEV bool do_copy(Block& b, const Launch& L, const Op& op) {
   Extent e = extent(L, b, op);
   const Ref* refs = L.program->refs + op.ref;
-  if (e.nbytes) move(address(L, refs[0], e.shift), address(L, refs[1], e.shift), e.nbytes);
+  if (!e.nbytes) return true;
+  char *to = address(L, refs[0], e.shift), *from = address(L, refs[1], e.shift);
+  if (op.flags & SHARED) stream(to, from, e.nbytes);
+  else move(to, from, e.nbytes);
   return true;
 }
 

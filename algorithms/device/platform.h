@@ -32,6 +32,18 @@ typedef long long i64;
 #define CR_KERNEL extern "C" void
 #endif
 #define CR_GPU (CR_CUDA || CR_HIP)
+
+// Sanitizers see plain stores alone.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define CR_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+#define CR_SANITIZED 1
+#endif
+#endif
+#ifndef CR_SANITIZED
+#define CR_SANITIZED 0
+#endif
 // How a wait waits: a thread of its own spins; a cursor gives way. Kernels on CPU threads are compiled with CR_SPIN=1.
 #ifndef CR_SPIN
 #define CR_SPIN CR_GPU

@@ -66,6 +66,22 @@ const Program* routed(const cr_lane& lane, const cr_call& call, u32 shift, bool 
   return nullptr;
 }
 
+// Plain stores go where a peer reads: into its memory, or into scratch here that this rank itself never reads.
+void mark_shared(StoredProgram& program, u32 slots) {
+  std::vector<u8> read(slots);
+  for (const Op& op : program.ops)
+    for (u32 k = op.ndst; k < op.ndst + op.nsrc; k++) {
+      const Ref& ref = program.refs[op.ref + k];
+      if (ref.buffer == SCRATCH && ref.rank == SELF) read[ref.index] = 1;
+    }
+  for (Op& op : program.ops)
+    for (u32 k = 0; k < op.ndst; k++) {
+      const Ref& ref = program.refs[op.ref + k];
+      bool shared = ref.buffer != PACKETS && (ref.rank != SELF || (ref.buffer == SCRATCH && !read[ref.index]));
+      if (shared) op.flags |= SHARED;
+    }
+}
+
 }  // namespace
 
 int validate(const cr_plan& p, u32 rank, u32 ranks) {
@@ -133,7 +149,7 @@ extern "C" int cr_program_new(cr_lane* lane, const cr_plan* p, cr_program** out)
   stored->ops.reserve(p->nops);
   for (u32 k = 0; k < p->nops; k++) {
     const cr_op& o = p->ops[k];
-    stored->ops.push_back({o.code, o.flags, o.channel, o.size_buffer, o.ndst, o.nsrc, o.ref, o.peer, o.npeers, o.size_index, o.size_part, o.target});
+    stored->ops.push_back({o.code, (u8)(o.flags & (FINAL | PUBLISH | SLICED)), o.channel, o.size_buffer, o.ndst, o.nsrc, o.ref, o.peer, o.npeers, o.size_index, o.size_part, o.target});
   }
   for (u32 k = 0; k < p->nrefs; k++) stored->refs.push_back({p->refs[k].buffer, p->refs[k].rank, p->refs[k].index, p->refs[k].part});
   stored->peers.assign(p->peers, p->peers + p->npeers);
@@ -142,6 +158,7 @@ extern "C" int cr_program_new(cr_lane* lane, const cr_plan* p, cr_program** out)
   for (const Op& op : stored->ops)
     for (u32 k = 0; k < op.ndst; k++)
       if (stored->refs[op.ref + k].rank != SELF) stored->writes[stored->refs[op.ref + k].rank] = 1;
+  mark_shared(*stored, p->scratch_slots);
   u64 most = 1ull << 40;
   if (p->scratch_slots) most = least(most, l.scratch_half / p->scratch_slots / LINE * LINE);
   if (p->packet_slots) most = least(most, (l.packets_half / p->packet_slots / LINE * LINE - PACKET) / PACKET * PACKET_DATA);
