@@ -1,6 +1,6 @@
 """Writes every algorithm's plan, lowered as the runtime lowers it, as numbers that harness.h reads.
 
-    python tests/native/dump_plans.py FILE [RANKS...]
+python tests/native/dump_plans.py FILE [RANKS...]
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def _two_blocks(program: Program) -> None:
     mover.wait(0, program.peers)
     mover.barrier()
     folder.barrier()
-    folder.reduce([out()], [mine() if source == rank else scratch(source) for source in range(ranks)], mine(), final=True)
+    sources = [mine() if source == rank else scratch(source) for source in range(ranks)]
+    folder.reduce([out()], sources, mine(), final=True)
 
 
 TWO_BLOCKS = Algorithm("all_reduce", "two_blocks", _two_blocks, scratch_slots=lambda ranks: ranks, channels=1)
