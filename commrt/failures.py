@@ -131,7 +131,7 @@ class _Message:
         collective, dtype, op = what & 0xFF, what >> 8 & 0xFF, what >> 16 & 0xFF
         name = COLLECTIVES[collective] if collective < len(COLLECTIVES) else f"collective {collective}"
         memory = "symmetric" if what >> 24 & 0xFF else "ordinary"
-        algorithm = self.around.algorithms.get(what >> 32, f"/#{what >> 32:x}").partition("/")[2]
+        algorithm = self.around.algorithms.get(what >> 32, f"/#{what >> 32:08x}").partition("/")[2]
         return (
             f"{name}(count {count}, dtype {by_code(dtype).name}, op {op_by_code(op).name}, root {root}, "
             f"{memory} memory, algorithm {algorithm})"

@@ -90,10 +90,10 @@ class Router:
                 f"plan {plan.name!r} needs {', '.join(missing)}, which is not offered here", rank=self._group.rank
             )
         digest = plan.digest
-        name = f"{plan.collective}/{plan.name} ({digest[:8]})"
+        number, name = int(digest[:8], 16), f"{plan.collective}/{plan.name.rpartition('/')[2]} #{digest[:8]}"
         with self._lock:
-            self._custom[identifier(digest)] = name
-            return self._lowered((self._lane, digest, 0), self._lane, plan, self._group.rank, identifier(digest))
+            self._custom[number] = name
+            return self._lowered((self._lane, digest, 0), self._lane, plan, self._group.rank, number)
 
     def explain(
         self, collective: str, nbytes: int, symmetric: bool, algorithm: str | None, precise: bool
