@@ -485,6 +485,8 @@ def _leave() -> None:
 
 
 def _after_fork() -> None:
+    global _open_lock  # which another thread of the parent may have held
+    _open_lock = threading.Lock()
     for communicator in list(_open):
         communicator._disown()
     _open.clear()

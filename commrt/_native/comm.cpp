@@ -145,7 +145,8 @@ bool cr_comm::push_controls() {
     const Control& own = *control(COLLECTIVE, rank);
     if (own.state == CR_OK) continue;
     all &= port.put(port.context, layout.verdict_of(config.rank), config.segment + layout.verdict, sizeof(Verdict)) > 0 &&
-           port.signal(port.context, layout.mirror(COLLECTIVE, config.rank) + offsetof(Control, state), own.state) > 0;
+           port.signal(port.context, layout.mirror(COLLECTIVE, config.rank) + offsetof(Control, state), own.state) > 0 &&
+           (!broken(own.state) || port.signal(port.context, layout.doorbell + offsetof(Doorbell, alarm), 1) > 0);
   }
   return all;
 }
@@ -163,6 +164,8 @@ void cr_comm::publish(const cr_failure& f) {
   store_relaxed(&v.culprit, f.peer);
   for (u32 k = 0; k < 4; k++) store_relaxed(&v.mine[k], f.mine[k]), store_relaxed(&v.theirs[k], f.theirs[k]);
   store_release(&control(COLLECTIVE, config.rank)->state, f.code);
+  for (u32 rank = 0; broken(f.code) && rank < config.shape.ranks; rank++)
+    if (rank != config.rank && doorbell(rank)) store_release(&doorbell(rank)->alarm, 1);
   // Nobody may drive this communicator any more: what the ports took must leave now.
   bool told = false;
   for (i64 until = now_ns() + PUBLISH_NS; has_ports && now_ns() < until && !(told && flush_ports()); poll_ports())

@@ -70,10 +70,11 @@ bool cleared(cr_launch& w) {
 }
 
 // Before success is reported: nobody can have written here as part of another operation, nobody has given this one up.
-// A synchronising plan has heard from all, each on its way here with a fingerprint that was compared: it need not look.
+// A synchronising plan has heard from all, each on its way here with a fingerprint that was compared: it need not look,
+// unless a peer has raised the alarm.
 bool sound(const cr_launch& w) {
   const cr_lane& l = *w.lane;
-  if (w.launch.program->synchronising) return true;
+  if (w.launch.program->synchronising && !load_acquire(&l.comm->doorbell(l.comm->config.rank)->alarm)) return true;
   for (u32 peer = 0; peer < l.lane.ranks; peer++) {
     if (peer == l.lane.rank) continue;
     if (differs(l, peer, w.sequence)) return false;
@@ -253,7 +254,8 @@ bool owes(const cr_launch& w, u32 peer) {
   return peer != w.lane->lane.rank && load_acquire(&w.lane->lane.peers[peer].view->completed) < w.sequence;
 }
 
-// A rank that died of itself is the cause; then those that say why they gave up; then those that just left.
+// A rank that died of itself is the cause; then those that say why they gave up; then those that just left. Who gave up
+// has broken the communicator for all, also for two others that wait for each other.
 int lost(const cr_launch& w, cr_failure& f) {
   const cr_comm& comm = *w.lane->comm;
   u32 left = UNKNOWN, gave_up = UNKNOWN;
@@ -265,6 +267,8 @@ int lost(const cr_launch& w, cr_failure& f) {
     if (broken(state) && gave_up == UNKNOWN) gave_up = rank;
     if (state == CR_CLOSED && left == UNKNOWN) left = rank;
   }
+  for (u32 rank = 0; w.lane->kind != COLLECTIVE && gave_up == UNKNOWN && rank < comm.config.shape.ranks; rank++)
+    if (rank != comm.config.rank && rank != w.lane->peer && broken(load_acquire(&comm.view(rank)->state))) gave_up = rank;
   if (gave_up == UNKNOWN) return left == UNKNOWN ? CR_OK : (f.peer = left, CR_PEER_LOST);
   cr_failure theirs = f;
   comm.adopt(gave_up, theirs);

@@ -12,6 +12,7 @@ struct alignas(LINE) Doorbell {
   u64 asleep;
   u32 bell;
   u32 pad;
+  u64 alarm;  // set by a peer whose communicator is broken
   alignas(LINE) u64 sleepers;
 };
 
