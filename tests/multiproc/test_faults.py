@@ -250,3 +250,25 @@ def test_a_signal_ends_a_blocked_rank(tmp_path: Path, signum: int) -> None:
         status = job[0].process.wait(BOUND_S + 5)
         assert time.monotonic() - sent < BOUND_S
         assert status == -signum, job[0].stderr
+
+
+@pytest.mark.parametrize("how", ["os._exit", "sys.exit", "multiprocessing"])
+def test_a_forked_child_harms_nothing(tmp_path: Path, how: str) -> None:
+    """With a receive in flight on both sides; afterwards the parents go on, and the receives end."""
+    with Job(tmp_path, 2, PYTHONWARNINGS="ignore::DeprecationWarning") as job:
+        job.ready().tell(None, "fork", how=how)
+        for rank in job.all_but():
+            fact = rank.hear("ended")
+            assert fact["error"] is None, fact
+            assert fact["right"], rank.stderr
+        for operation, arguments in (("all_reduce", {"count": 1000}), ("wait_async", {"count": 100_000})):
+            job.tell(None, operation, **arguments)
+            assert all(rank.hear("ended")["right"] for rank in job.all_but())
+        job[0].tell("send", count=3, peer=1)
+        job[1].tell("send", count=3, peer=0)
+        for rank in job.all_but():
+            assert rank.hear("ended")["right"]
+            rank.tell("close")
+            assert rank.hear("ended")["error"] is None
+            assert rank.finish() == 0
+            assert rank.stderr == ""

@@ -6,6 +6,7 @@ Arguments: rank, size, rendezvous, timeout of operations. Times are those of the
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import commrt
-from commrt.errors import CommrtError
+from commrt.errors import CommrtError, CommunicatorClosed
 
 
 def say(event: str, **facts: Any) -> None:
@@ -115,11 +116,51 @@ def leave(comm: Any) -> bool:
     sys.exit(0)
 
 
+def use_of_the_parents(comm: Any, work: Any) -> None:
+    """In a forked child: all of it raises at once, harmless calls do nothing, and a world of one's own works."""
+    calls: list[Callable[[], Any]] = [
+        comm.barrier, lambda: all_reduce(comm, 3), lambda: send(comm, 3, 0), lambda: comm.irecv(np.ones(3), 0),
+        lambda: comm.split(0), lambda: comm.empty(3), lambda: comm.prepare("barrier"), work.wait,
+    ]  # fmt: skip
+    for call in calls:
+        start = time.monotonic()
+        try:
+            call()
+        except CommunicatorClosed as error:
+            assert "forked" in str(error), error
+        else:
+            raise AssertionError("a call in the child did not raise")
+        assert time.monotonic() - start < 1
+    assert work.done()
+    comm.abort()
+    comm.close()
+    with commrt.init(0, 1) as own:
+        assert all_reduce(own, 3)
+        assert own.all_reduce(np.ones(3), async_op=True).wait()
+
+
+def fork(comm: Any, how: str) -> bool:
+    """Fork with work in flight, use what is the parent's in the child, and see how the child ends."""
+    work = comm.irecv(np.zeros(3, np.int64), 1 - comm.rank)
+    if how == "multiprocessing":
+        child = multiprocessing.get_context("fork").Process(target=use_of_the_parents, args=(comm, work))
+        child.start()
+        child.join(30)
+        return child.exitcode == 0 and not work.done()
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 and not work.done()
+    use_of_the_parents(comm, work)
+    if how == "os._exit":
+        os._exit(0)
+    sys.exit(0)
+
+
 OPERATIONS: dict[str, Callable[..., bool]] = {
     each.__name__: each
     for each in (
         all_reduce, broadcast, all_to_all, send, recv, wait_async, wait_irecv, leave_pending, isend, barrier, close,
-        abort, stream, fail, leave,
+        abort, stream, fail, leave, fork,
     )
 }  # fmt: skip
 
