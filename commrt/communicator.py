@@ -126,9 +126,8 @@ class Communicator:
         Returns the result, or a Work if `async_op` or `stream`. All ranks get the same bits.
         """
         out = x if out is None else out
-        if not (stream or async_op or algorithm or precise or timeout) and self._fast(
-            _ALL_REDUCE.get(op, _NO_CODE), 0, x, out
-        ):
+        usual = not (stream or async_op or algorithm or precise or timeout is not None) and type(op) is str
+        if usual and self._fast(_ALL_REDUCE.get(op, _NO_CODE), 0, x, out):
             return out
         return self._run("all_reduce", x, out, op, 0, stream, async_op, algorithm, timeout, precise)
 
@@ -137,7 +136,7 @@ class Communicator:
         algorithm: str | None = None, timeout: float | None = None,
     ) -> Any:  # fmt: skip
         """Every rank's `x`, by rank, on each rank: in `out`, of size times its elements, made if None."""
-        if not (stream or async_op or algorithm or timeout) and self._fast(_ALL_GATHER, 0, x, out):
+        if not (stream or async_op or algorithm or timeout is not None) and self._fast(_ALL_GATHER, 0, x, out):
             return out
         return self._run("all_gather", x, out, "sum", 0, stream, async_op, algorithm, timeout)
 
@@ -146,9 +145,8 @@ class Communicator:
         algorithm: str | None = None, precise: bool = False, timeout: float | None = None,
     ) -> Any:  # fmt: skip
         """Reduce `x` over all ranks; rank r gets the r-th of its size equal parts, in `out`, made if None."""
-        if not (stream or async_op or algorithm or precise or timeout) and self._fast(
-            _REDUCE_SCATTER.get(op, _NO_CODE), 0, x, out
-        ):
+        usual = not (stream or async_op or algorithm or precise or timeout is not None) and type(op) is str
+        if usual and self._fast(_REDUCE_SCATTER.get(op, _NO_CODE), 0, x, out):
             return out
         return self._run("reduce_scatter", x, out, op, 0, stream, async_op, algorithm, timeout, precise)
 
@@ -196,7 +194,7 @@ class Communicator:
         algorithm: str | None = None, timeout: float | None = None,
     ) -> Any:  # fmt: skip
         """The r-th of the size equal parts of `x` to rank r; what comes in, by rank, in `out`, made if None."""
-        if not (stream or async_op or algorithm or timeout) and self._fast(_ALL_TO_ALL, 0, x, out):
+        if not (stream or async_op or algorithm or timeout is not None) and self._fast(_ALL_TO_ALL, 0, x, out):
             return out
         return self._run("all_to_all", x, out, "sum", 0, stream, async_op, algorithm, timeout)
 
@@ -205,7 +203,7 @@ class Communicator:
         timeout: float | None = None,
     ) -> Any:  # fmt: skip
         """Return once every rank has called it."""
-        if not (stream or async_op or algorithm or timeout) and self._issuer.fast_barrier():
+        if not (stream or async_op or algorithm or timeout is not None) and self._issuer.fast_barrier():
             return None
         return self._run("barrier", None, None, "sum", 0, stream, async_op, algorithm, timeout)
 
@@ -213,12 +211,12 @@ class Communicator:
 
     def send(self, x: Any, dst: int, *, algorithm: str | None = None, timeout: float | None = None) -> None:
         """Send `x` to rank `dst`, which receives as many elements of the same dtype. May return before it has them."""
-        if algorithm or timeout or not self._issuer.fast_pair(dst, True, x):
+        if algorithm or timeout is not None or not self._issuer.fast_pair(dst, True, x):
             self._run_pair(x, dst, True, algorithm, timeout)
 
     def recv(self, x: Any, src: int, *, algorithm: str | None = None, timeout: float | None = None) -> Any:
         """Receive into `x` from rank `src`; returns `x`."""
-        if algorithm or timeout or not self._issuer.fast_pair(src, False, x):
+        if algorithm or timeout is not None or not self._issuer.fast_pair(src, False, x):
             self._run_pair(x, src, False, algorithm, timeout)
         return x
 
@@ -232,12 +230,10 @@ class Communicator:
 
     def batch(self, transfers: Sequence[Send | Recv], timeout: float | None = None) -> Work:
         """Start several sends and receives at once; their order in the list does not matter across pairs of ranks."""
-        works: list[Work] = []
-        for transfer in transfers:
-            if not isinstance(transfer, (Send, Recv)):
-                raise InvalidArgument(f"a batch is of Send and Recv, not {type(transfer).__name__}", rank=self.rank)
-            works.append(self._start_pair(transfer.array, transfer.peer, isinstance(transfer, Send), None, timeout))
-        return WorkGroup(works)
+        seconds = self._issuer.seconds(timeout)
+        self._issuer.check_usable()
+        calls = [self._checked_transfer(transfer) for transfer in transfers]  # all of them before any is started
+        return WorkGroup([self._issuer.start(lane, call, keep, seconds) for lane, call, keep in calls])
 
     # --- what else a communicator does -----------------------------------------------------------------------------
 
@@ -380,6 +376,11 @@ class Communicator:
             return issuer.start(issuer.lane, call, keep, seconds)
         issuer.finish(issuer.lane, call, keep, seconds)
         return out
+
+    def _checked_transfer(self, transfer: Send | Recv) -> tuple[Any, Any, Any]:
+        if not isinstance(transfer, (Send, Recv)):
+            raise InvalidArgument(f"a batch is of Send and Recv, not {type(transfer).__name__}", rank=self.rank)
+        return self._issuer.pair_call(transfer.array, transfer.peer, isinstance(transfer, Send), None)
 
     def _start_pair(self, x: Any, peer: int, send: bool, algorithm: str | None, timeout: float | None) -> Work:
         lane, call, keep = self._issuer.pair_call(x, peer, send, algorithm)

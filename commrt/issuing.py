@@ -106,6 +106,8 @@ class Issuer:
     ) -> tuple[Any, Any]:  # fmt: skip
         """A checked native call, and what must stay alive until it has ended."""
         self.check_usable()
+        if algorithm is not None and not isinstance(algorithm, str):
+            raise InvalidArgument(f"an algorithm is called by its name, not {algorithm!r}", rank=self._group.rank)
         if self._plain is None:
             self._open_short_way()
         call: Call = shapes(self._group.rank, self._group.size, collective, x, out, op, root)
@@ -115,10 +117,10 @@ class Issuer:
         native.input, native.output = ffi.cast("void*", call.input), ffi.cast("void*", call.output)
         native.count = call.count
         if algorithm is not None or precise:
-            symmetric = not call.nbytes or self._symmetric(call.input, call.output)
+            symmetric = self._is_symmetric(collective, call)
             native.program = self._router.forced(collective, call.nbytes, root, algorithm, precise, symmetric)
         elif plan is not None:
-            symmetric = not call.nbytes or self._symmetric(call.input, call.output)
+            symmetric = self._is_symmetric(collective, call)
             native.program = self._router.custom(plan, symmetric)
         return native, (x, out, call)
 
@@ -163,6 +165,8 @@ class Issuer:
 
     def queue(self, stream: Stream, work: Callable[[], None]) -> StreamWork:
         """Do any work when the stream comes to it, in the order of calls."""
+        if not hasattr(stream, "submit"):
+            raise InvalidArgument(f"a stream is made by a backend, not {stream!r}", rank=self._group.rank)
         outcome: list[BaseException] = []
 
         def job() -> None:
@@ -262,6 +266,11 @@ class Issuer:
             if lane == ffi.NULL:
                 raise MemoryError(f"no memory for the lane to rank {peer}")
             return self._pairs.setdefault((peer, send), lane)
+
+    def _is_symmetric(self, collective: str, call: Call) -> bool:
+        """As the native core decides; empty arrays may be taken for either."""
+        output = 0 if collective in ("gather", "reduce") else call.output
+        return not call.nbytes or self._symmetric(call.input, output)
 
     def _symmetric(self, *addresses: int) -> bool:
         return all(self._covers(address) for address in addresses if address)

@@ -27,6 +27,7 @@ from commrt._lines import Output, Stream
 from commrt.bootstrap.net import Address, listen
 from commrt.errors import InvalidArgument
 
+MAX_LOCAL_RANKS = 4096
 GRACE_S = 3.0
 TIMED_OUT = 124
 _CHUNK = 1 << 16
@@ -68,8 +69,8 @@ def launch(
     None, and the other ranks: nothing. Signals are handled only if this is the main thread; the handlers found are put
     back. Raises `InvalidArgument` for a bad `n`, OSError if `argv[0]` can't be run.
     """
-    if n < 1:
-        raise InvalidArgument(f"the number of ranks must be at least 1, got {n}")
+    if not 1 <= n <= MAX_LOCAL_RANKS:
+        raise InvalidArgument(f"the number of ranks on one host lies in 1..{MAX_LOCAL_RANKS}, and {n} does not")
     out = Output(stdout or sys.stdout.buffer, stderr or sys.stderr.buffer, prefix)
     job = _Job(out, grace_s, name, None if timeout_s is None else time.monotonic() + timeout_s)
     with ExitStack() as stack:

@@ -260,11 +260,13 @@ def _operation(plan: Plan, rank: int, operation: Operation, position: int, where
             raise PlanError(f"{where}: {len(refs)} {kind}, not {low}..{high}", rank=rank)
     if sum(ref.buffer == "packets" for ref in operation.src) > MAX_PACKET_SOURCES:
         raise PlanError(f"{where}: more than {MAX_PACKET_SOURCES} sources are packets", rank=rank)
-    for ref in (*operation.dst, *operation.src):
-        _ref(plan, rank, operation, ref, where)
     counts = dict(zip(("input", "output"), groups(plan.collective, plan.ranks), strict=True))
     _in_range("size index", operation.size.index, counts[operation.size.buffer], where)
     _in_range("size part", operation.size.part, plan.parts, where)
+    for ref in (*operation.dst, *operation.src):
+        _ref(plan, rank, operation, ref, where)
+    if operation.name not in ("signal", "wait") and (operation.channel or operation.peers):
+        raise PlanError(f"{where}: only signal and wait have a channel and peers", rank=rank)
     if operation.name in ("signal", "wait"):
         _in_range("channel", operation.channel, plan.channels, where)
         for peer in operation.peers:
@@ -287,6 +289,9 @@ def _ref(plan: Plan, rank: int, operation: Operation, ref: Ref, where: str) -> N
     slots = {"input": groups_in, "output": groups_out, "scratch": plan.scratch_slots, "packets": plan.packet_slots}
     _in_range(f"{ref.buffer} index", ref.index, slots[ref.buffer], where)
     _in_range("part", ref.part, plan.parts, where)
+    if ref.buffer in ("input", "output") and ref.part != operation.size.part:
+        # parts differ in length: another one's would reach past this one's end
+        raise PlanError(f"{where}: as long as part {operation.size.part}, but acts on part {ref.part}", rank=rank)
     if ref.rank != SELF:
         _in_range("rank", ref.rank, plan.ranks, where)
         _required(plan, rank, operation, ref, where)

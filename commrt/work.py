@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -37,8 +38,8 @@ def checked_timeout(timeout: float | None) -> float:
     """Seconds for native code: negative for none. 0 is "at once". Raises InvalidArgument for negative or NaN."""
     if timeout is None or timeout == float("inf"):
         return -1.0
-    if not timeout >= 0:
-        raise InvalidArgument(f"a timeout is a number of seconds from 0, or None; not {timeout}")
+    if not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise InvalidArgument(f"a timeout is a number of seconds from 0, or None; not {timeout!r}")
     return float(timeout)
 
 
@@ -63,7 +64,7 @@ os.register_at_fork(after_in_child=_Process.forked)
 class NativeWork:
     """A launch of the native engine. `settle(code)` turns its end into a return or an exception."""
 
-    __slots__ = ("__weakref__", "_code", "_forks", "_handle", "_keep", "_settle")
+    __slots__ = ("__weakref__", "_code", "_forks", "_handle", "_keep", "_lock", "_settle", "_waiters")
 
     def __init__(self, handle: Any, settle: Callable[[int], None], keep: Any) -> None:
         self._handle: Any = handle
@@ -71,31 +72,42 @@ class NativeWork:
         self._keep = keep
         self._code: int | None = None
         self._forks = _Process.forks
+        self._lock = threading.Lock()
+        self._waiters = 0  # threads that hold the handle in native code: it is released behind the last of them
 
     def wait(self, timeout: float | None = None) -> bool:
         """See `Work`."""
         _Process.check(self._forks)
         limit = checked_timeout(timeout)
         deadline = time.monotonic() + limit if limit >= 0 else float("inf")
-        while not self.done():
+        while not self._visit(+1):
             left = deadline - time.monotonic()
-            if left <= 0:
+            try:
+                if left > 0:
+                    lib.cr_wait(self._handle, min(left, _SLICE_S))
+            finally:
+                ended = self._visit(-1)
+            if left <= 0 and not ended:
                 return False
-            lib.cr_wait(self._handle, min(left, _SLICE_S))
         if self._code:
             self._settle(self._code)
         return True
 
     def done(self) -> bool:
         """See `Work`. Of the parent's work nothing is left in a forked child."""
-        if self._code is None and self._forks == _Process.forks:
-            code = lib.cr_poll(self._handle)
-            if code == lib.CR_PENDING:
-                return False
-            self._code = code
-            self._keep = None
-            lib.cr_release(self._handle)
-        return True
+        return self._forks != _Process.forks or self._visit(0)
+
+    def _visit(self, change: int) -> bool:
+        """Whether it has ended; if not, or on leaving, `change` the number of waiters. The last one out releases."""
+        with self._lock:
+            if self._code is None and (code := lib.cr_poll(self._handle)) != lib.CR_PENDING:
+                self._code, self._keep = code, None
+            if change < 0 or self._code is None:
+                self._waiters += change
+            if self._code is not None and self._waiters == 0 and self._handle is not None:
+                lib.cr_release(self._handle)
+                self._handle = None
+            return self._code is not None
 
     def wait_stream(self, stream: Stream) -> None:
         """See `Work`."""

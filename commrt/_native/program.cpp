@@ -15,14 +15,18 @@ bool good_ref(const cr_plan& p, const cr_ref& ref, u32 rank, u32 ranks) {
 
 bool good_op(const cr_plan& p, const cr_op& op, u32 position) {
   u32 packet_sources = 0;
-  for (u32 k = 0; k < op.nsrc && op.ref + op.ndst + k < p.nrefs; k++)
-    packet_sources += p.refs[op.ref + op.ndst + k].buffer == PACKETS;
+  bool parts = true;  // a user's chunk is as long as the operation, not shorter
+  for (u32 k = 0; k < op.ndst + op.nsrc && op.ref + k < p.nrefs; k++) {
+    const cr_ref& ref = p.refs[op.ref + k];
+    packet_sources += k >= op.ndst && ref.buffer == PACKETS;
+    parts &= ref.buffer > OUTPUT || ref.part == op.size_part;
+  }
   bool counts = op.ndst <= MAX_REFS && op.nsrc <= MAX_REFS && packet_sources <= MAX_PACKET_SOURCES;
   bool inside = (u64)op.ref + op.ndst + op.nsrc <= p.nrefs && (u64)op.peer + op.npeers <= p.npeers;
   bool moves = op.code <= REDUCE || (op.code >= PUT_PACKETS && op.code <= SWITCH_BROADCAST);
   bool names = !moves || (op.ndst >= 1 && op.nsrc >= 1);
   bool loop = op.code != LOOP || (p.unit && op.target < position);
-  return op.code <= LOOP && counts && inside && names && loop && op.channel < MAX_CHANNELS && op.size_part < p.parts &&
+  return op.code <= LOOP && parts && counts && inside && names && loop && op.channel < MAX_CHANNELS && op.size_part < p.parts &&
          (!(op.flags & SLICED) || p.unit);
 }
 
@@ -30,6 +34,8 @@ u64 hash(u64 a, u64 b) {
   unsigned __int128 wide = (unsigned __int128)(a ^ 0x9e3779b97f4a7c15ull) * (b ^ 0xd6e8feb86659fd93ull);
   return (u64)wide ^ (u64)(wide >> 64);
 }
+
+bool gathers(u32 collective) { return collective == GATHER || collective == REDUCE_TO; }
 
 // How peers name [at, at + nbytes): segment << 48 | offset, ~0 for nothing.
 bool symmetric_name(const cr_comm& comm, const void* at, u64 nbytes, u64& name) {
@@ -45,12 +51,13 @@ bool symmetric_name(const cr_comm& comm, const void* at, u64 nbytes, u64& name) 
   return false;
 }
 
-// Symmetric is an operation all of whose arrays on this rank are; the others' must be too, or the fingerprints differ.
+// Symmetric is an operation all of whose arrays on this rank are (where the root alone has an output, all inputs); the
+// others' must be too, or the fingerprints differ.
 // Where empty arrays lie means nothing, so they are ordinary on all ranks.
 bool name_symmetric(const cr_comm& comm, const cr_call& call, Launch& L) {
   bool some = call.count && comm.windows[comm.config.rank].n;
   if (some && symmetric_name(comm, call.input, L.input_bytes, L.published_input) &&
-      symmetric_name(comm, call.output, L.output_bytes, L.published_output))
+      (symmetric_name(comm, call.output, L.output_bytes, L.published_output) || gathers(call.collective)))
     return true;
   L.published_input = (u64)call.input;
   L.published_output = (u64)call.output;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def _known(kind: str, name: str, known: Sequence[str]) -> str:
 def _check(options: Options) -> None:
     bounds = (
         ("--iters", options.iters, 1, _MOST),
-        ("--warmup", options.warmup, 0, _MOST),
+        ("-w", options.warmup, 0, _MOST),
         ("-m", options.aggregate, 1, 1 << 12),
         ("-f", options.step_factor, 2, _MOST),
         ("-c", options.check, 0, _MOST),
@@ -168,8 +169,19 @@ def _check(options: Options) -> None:
         raise InvalidArgument(f"-e ({options.max_bytes} bytes) is less than -b ({options.min_bytes} bytes)")
     if options.timeout_s is not None:
         _check_seconds(options.timeout_s)
-    if options.json is not None and not os.access(Path(options.json).absolute().parent, os.W_OK):
-        raise InvalidArgument(f"-J is {options.json!r}, and there is no folder where that could be written")
+    if options.json is not None:
+        _check_json(Path(options.json).absolute())
+
+
+def _check_json(path: Path) -> None:
+    """It is written at the end, atomically, by way of a file beside it."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InvalidArgument(f"-J is {str(path)!r}, and there is no folder where that file could be written")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InvalidArgument(f"-J is {str(path)!r}, and no file can be made in its folder: {error.strerror}") from None
 
 
 def _check_seconds(value: float) -> None:

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
-from commrt.errors import CommrtError
+from commrt.errors import CommrtError, UnknownName
 from commrt.plugins import default_registry
 from commrt.selection import MAX_TABLE_BYTES, Selection, default_table, load_table
 from commrt.settings import parse_nbytes
+
+LINKS = ("mapped", "direct", "switch")
 
 
 def explain(
@@ -28,11 +30,14 @@ def explain(
         advice = default_table() if table is None else load_table(_read(table, MAX_TABLE_BYTES))
         selection = Selection(default_registry().usable("algorithms"), advice)
         offered = [link.strip() for link in links.split(",") if link.strip()]
+        for link in offered:
+            if link not in LINKS:
+                raise UnknownName("link capability", link, LINKS)
         size = _size(nbytes)
         typer.echo(str(selection.explain(collective, size, ranks, symmetric, offered, algorithm, precise)))
     except CommrtError as error:
         typer.echo(f"commrt explain: {error}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(2) from None
     except OSError as error:
         raise typer.BadParameter(str(error)) from None
 

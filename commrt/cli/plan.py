@@ -38,14 +38,14 @@ def show(
             typer.echo(line)
     except CommrtError as error:
         typer.echo(f"commrt plan show: {error}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(2) from None
     except OSError as error:
         raise typer.BadParameter(str(error)) from None
 
 
 def _find(source: str, ranks: int, root: int) -> Plan:
     path = Path(source)
-    if path.is_file() or path.suffix == ".json":
+    if path.exists() or path.suffix == ".json":
         with path.open("rb") as file:
             return load(file.read(MAX_BYTES + 1))
     if root >= ranks:

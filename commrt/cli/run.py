@@ -20,7 +20,7 @@ NOT_FOUND = 127
 def run(
     program: Annotated[str, typer.Argument(metavar="PROGRAM", help="A Python file, a module with -m, or any program.")],
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Handed to the program as they are.")] = None,
-    ranks: Annotated[int, typer.Option("-n", "--ranks", min=1, help="Number of ranks.")] = 1,
+    ranks: Annotated[int, typer.Option("-n", "--ranks", help="Number of ranks.")] = 1,
     timeout: Annotated[
         float | None, typer.Option(min=0, help="Stop the job after so many seconds; status 124.")
     ] = None,
