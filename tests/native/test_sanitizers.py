@@ -22,7 +22,8 @@ HERE = Path(__file__).parent
 NATIVE = ROOT / "commrt" / "_native"
 FLAGS = ["-std=c++17", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-tsan"]
 UNDEFINED = ["-fsanitize=undefined", "-fno-sanitize=null,object-size", "-fno-sanitize-recover=all"]
-SANITIZERS = {"thread": ["-fsanitize=thread"], "address": ["-fsanitize=address", *UNDEFINED]}
+# None too: what stores past the caches do is not what sanitizers are shown.
+SANITIZERS = {"thread": ["-fsanitize=thread"], "address": ["-fsanitize=address", *UNDEFINED], "none": ["-O2"]}
 OPTIONS = {"TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
 LIMIT_S = 120
 BASE, LEVELS = "cr_reduce_table_base", ("v3", "v4", "v4bf16")  # one instruction set is enough here
@@ -32,15 +33,16 @@ RUNS = [
     ("plans", 2, 1, 120), ("plans", 3, 2, 160), ("plans", 3, 5, 160), ("plans", 4, 4, 160), ("plans", 4, 7, 160),
     ("shared", 2, 3, 120), ("shared", 4, 4, 120), ("scratch", 3, 2, 120), ("scratch", 3, 5, 120),
     ("threads", 2, 1, 60), ("threads", 3, 2, 60), ("threads", 4, 5, 40), ("trouble", 2, 1, 0), ("trouble", 3, 6, 0),
-    ("kernels", 2, 1, 80), ("kernels", 3, 6, 80),
+    ("kernels", 2, 1, 80), ("kernels", 3, 6, 80), ("channels", 2, 1, 300), ("channels", 3, 2, 300),
 ]  # fmt: skip
-SOAK_MODES = ("plans", "threads", "kernels")
+SOAK_MODES = ("plans", "threads", "kernels", "channels")
 SOAK = [(mode, ranks, seed, 400) for mode in SOAK_MODES for ranks in (2, 3, 4) for seed in range(8, 20)]
 
 # Which mode must catch a bug, and whether it must be the sanitizer that does. The sizes and delays of one seed may hide
 # a reuse that comes too early: several are tried.
 BUGS = [("NO_RELEASE", "plans", True), ("NO_ACQUIRE", "plans", True), ("NO_BARRIER", "plans", True),
-        ("NO_BARRIER", "kernels", True), ("EARLY_REUSE", "scratch", False), ("ONE_HALF", "scratch", False)]  # fmt: skip
+        ("NO_BARRIER", "kernels", True), ("EARLY_REUSE", "scratch", False), ("ONE_HALF", "scratch", False),
+        ("NO_RELEASE", "channels", True), ("NO_ACQUIRE", "channels", True)]  # fmt: skip
 SEEDS = (2, 3, 6, 7)
 
 
@@ -73,18 +75,17 @@ class Build:
         return out
 
     def program(self, name: str, seeded: str) -> Path:
-        """harness or kernels, with a bug in what runs plans there, or with none."""
+        """harness, kernels or channel_kernels, with a bug in what moves the data there, or with none."""
         out = self.folder / f"{name}-{seeded}"
         if out.exists():
             return out
-        objects = {key: value for key, value in self.objects.items() if key != "harness"}
-        runner = NATIVE / "launch.cpp" if name == "harness" else HERE / "kernels.cpp"
-        if name == "harness":
-            objects["harness"] = self.objects["harness"]
-        if seeded != "NO_BUG" or name == "kernels":
-            objects[runner.stem] = self.compile(runner, seeded)
-        aliases = ",".join(f"--defsym,cr_reduce_table_{level}={BASE}" for level in LEVELS)
-        run([compiler(), *FLAGS, *self.flags, *objects.values(), "-o", out, "-pthread", f"-Wl,{aliases}"])
+        objects = dict(self.objects) if name != "channel_kernels" else {}
+        if name != "harness":
+            objects["harness"] = self.compile(HERE / f"{name}.cpp", seeded)
+        elif seeded != "NO_BUG":
+            objects["launch"] = self.compile(NATIVE / "launch.cpp", seeded)
+        aliases = [f"-Wl,--defsym,cr_reduce_table_{level}={BASE}" for level in LEVELS if objects.get("api")]
+        run([compiler(), *FLAGS, *self.flags, *objects.values(), "-o", out, "-pthread", *aliases])
         return out
 
 
@@ -131,8 +132,9 @@ def execute(
     build: Build, plans: Path, mode: str, ranks: int, seed: int, steps: int, seeded: str = "NO_BUG"
 ) -> tuple[int, str]:
     """Exit status and all output of one run. Raises TimeoutExpired if it hangs."""
-    name, arguments = ("kernels", []) if mode == "kernels" else ("harness", [mode])
-    command = [build.program(name, seeded), *arguments, plans, *map(str, (ranks, seed, steps))]
+    name = {"kernels": "kernels", "channels": "channel_kernels"}.get(mode, "harness")
+    arguments = {"kernels": [plans], "channel_kernels": []}.get(name, [mode, plans])
+    command = [build.program(name, seeded), *arguments, *map(str, (ranks, seed, steps))]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env={**os.environ, **OPTIONS}
     )
