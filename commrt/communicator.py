@@ -112,8 +112,8 @@ class Communicator:
         self._issuer = Issuer(setup, self._group, self._router, self._symmetric.covers)
         self._fast = self._issuer.fast
         self._kernels = KernelLauncher(self._group, self._issuer)
-        with _open_lock:
-            _open[self] = None
+        with _live.lock:
+            _live.open[self] = None
 
     # --- collectives -----------------------------------------------------------------------------------------------
 
@@ -398,10 +398,10 @@ class Communicator:
         return empty_like(x, _MAKES_OUTPUT[collective], self.size)
 
     def _close(self, timeout_s: float) -> None:
-        with _open_lock:
-            if self not in _open:
+        with _live.lock:
+            if self not in _live.open:
                 return
-            del _open[self]
+            del _live.open[self]
         broken = self._issuer.refusal
         self._issuer.refuse(lambda: CommunicatorClosed("the communicator is closed", rank=self.rank))
         self._kernels.close(timeout_s)
@@ -469,16 +469,24 @@ _MAKES_OUTPUT: dict[str, Shape] = {
 
 _IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
 
-# Those not closed yet, for the end of the process and for forked children.
-# Held until then: a program may drop its communicator while work is in flight.
-_open: dict[Communicator, None] = {}
-_open_lock = threading.Lock()
+class _Live:
+    """Communicators not closed yet, for the end of the process and for forked children.
+
+    Held until then: a program may drop its communicator while work is in flight.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[Communicator, None] = {}
+        self.lock = threading.Lock()
+
+
+_live = _Live()
 _EXIT_S = 1.0
 
 
 @atexit.register
 def _leave() -> None:
-    for communicator in reversed(list(_open)):
+    for communicator in reversed(list(_live.open)):
         try:
             communicator._close(_EXIT_S)
         except CommrtError:
@@ -486,11 +494,10 @@ def _leave() -> None:
 
 
 def _after_fork() -> None:
-    global _open_lock  # which another thread of the parent may have held
-    _open_lock = threading.Lock()
-    for communicator in list(_open):
+    _live.lock = threading.Lock()  # another thread of the parent may have held it
+    for communicator in list(_live.open):
         communicator._disown()
-    _open.clear()
+    _live.open.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
