@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from commrt.channels import ChannelMaker, Channels, KernelLauncher
 from commrt.collectives import Shape, empty_like
 from commrt.dtypes import REDUCE_OPS, as_dtype
-from commrt.errors import CommrtError, CommunicatorClosed, InvalidArgument
+from commrt.errors import CommrtError, CommunicatorClosed, InvalidArgument, TransportError
 from commrt.group import Group, Options, Setup, process_engine
-from commrt.issuing import Issuer
+from commrt.issuing import Issuer, Prepared
+from commrt.lifetime import PROCESS
 from commrt.native import COLLECTIVE_CODES, ffi, lib
 from commrt.plan import Plan, validate
 from commrt.plugins import Registry, default_registry
@@ -112,8 +111,7 @@ class Communicator:
         self._issuer = Issuer(setup, self._group, self._router, self._symmetric.covers)
         self._fast = self._issuer.fast
         self._kernels = KernelLauncher(self._group, self._issuer)
-        with _live.lock:
-            _live.open[self] = None
+        PROCESS.add(self)
 
     # --- collectives -----------------------------------------------------------------------------------------------
 
@@ -398,10 +396,11 @@ class Communicator:
         return empty_like(x, _MAKES_OUTPUT[collective], self.size)
 
     def _close(self, timeout_s: float) -> None:
-        with _live.lock:
-            if self not in _live.open:
-                return
-            del _live.open[self]
+        if PROCESS.remove(self):
+            self.leave(timeout_s)
+
+    def leave(self, timeout_s: float) -> None:
+        """What `close` does, once; see `commrt.lifetime`."""
         broken = self._issuer.refusal
         self._issuer.refuse(lambda: CommunicatorClosed("the communicator is closed", rank=self.rank))
         self._kernels.close(timeout_s)
@@ -413,7 +412,7 @@ class Communicator:
         if error is not None and not isinstance(error, CommunicatorClosed):
             raise error
 
-    def _disown(self) -> None:
+    def disown(self) -> None:
         """In a forked child: the communicator is the parent's, and nothing of it may be touched."""
         self._issuer.refusal = None
         self._issuer.refuse(
@@ -430,28 +429,13 @@ class Communicator:
         lengths = numpy.empty(self.size, numpy.int64)
         self.all_gather(numpy.array([len(value)], numpy.int64), lengths)
         most = int(lengths.max())
+        if not 0 <= int(lengths.min()) <= most <= _MOST_EXCHANGED:
+            raise TransportError(f"a peer announced {most} bytes to exchange", rank=self.rank)
         padded = numpy.zeros(most, numpy.uint8)
         padded[: len(value)] = numpy.frombuffer(value, numpy.uint8)
         everyone = numpy.empty((self.size, most), numpy.uint8)
         self.all_gather(padded, everyone)
         return [everyone[rank, : lengths[rank]].tobytes() for rank in range(self.size)]
-
-
-class Prepared:
-    """A persistent operation. `start` may be called again once the Work of the last start is done."""
-
-    def __init__(self, issuer: Issuer, collective: str, call: Any, keep: Any, seconds: float) -> None:
-        self._issuer, self._call, self._keep, self._seconds = issuer, call, keep, seconds
-        self.collective = collective
-
-    def start(self) -> Work:
-        """Start it, as the communicator's next operation."""
-        self._issuer.check_usable()
-        return self._issuer.start(self._issuer.lane, self._call, self._keep, self._seconds)
-
-    def run(self) -> None:
-        """Start it and wait for its end: one call into native code."""
-        self._issuer.finish(self._issuer.lane, self._call, self._keep, self._seconds)
 
 
 def _codes(collective: str) -> dict[str, int]:
@@ -460,6 +444,7 @@ def _codes(collective: str) -> dict[str, int]:
 
 
 _NO_CODE = 0xFFFF
+_MOST_EXCHANGED = 1 << 26  # bytes of one rank
 _ALL_REDUCE, _REDUCE_SCATTER = _codes("all_reduce"), _codes("reduce_scatter")
 _ALL_GATHER, _BROADCAST, _ALL_TO_ALL = (COLLECTIVE_CODES[name] for name in ("all_gather", "broadcast", "all_to_all"))
 _MAKES_OUTPUT: dict[str, Shape] = {
@@ -468,36 +453,3 @@ _MAKES_OUTPUT: dict[str, Shape] = {
 }  # fmt: skip
 
 _IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
-
-class _Live:
-    """Communicators not closed yet, for the end of the process and for forked children.
-
-    Held until then: a program may drop its communicator while work is in flight.
-    """
-
-    def __init__(self) -> None:
-        self.open: dict[Communicator, None] = {}
-        self.lock = threading.Lock()
-
-
-_live = _Live()
-_EXIT_S = 1.0
-
-
-@atexit.register
-def _leave() -> None:
-    for communicator in reversed(list(_live.open)):
-        try:
-            communicator._close(_EXIT_S)
-        except CommrtError:
-            continue  # the process is ending; peers raise by themselves
-
-
-def _after_fork() -> None:
-    _live.lock = threading.Lock()  # another thread of the parent may have held it
-    for communicator in list(_live.open):
-        communicator._disown()
-    _live.open.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -16,7 +16,7 @@ from commrt.group import Group, Setup
 from commrt.native import COLLECTIVE_CODES, ffi, lib
 from commrt.plan import MAX_BLOCKS, Plan
 from commrt.routing import Router
-from commrt.work import NativeWork, StreamWork, checked_timeout
+from commrt.work import NativeWork, StreamWork, Work, checked_timeout
 
 if TYPE_CHECKING:
     from commrt.backend import Event, Stream
@@ -292,3 +292,20 @@ class Issuer:
         most = self._group.size * MAX_BLOCKS
         places = ffi.new("cr_place[]", most)
         return [places[k] for k in range(lib.cr_group_stuck(self._setup.native_group, places, most))]
+
+
+class Prepared:
+    """A persistent operation. `start` may be called again once the Work of the last start is done."""
+
+    def __init__(self, issuer: Issuer, collective: str, call: Any, keep: Any, seconds: float) -> None:
+        self._issuer, self._call, self._keep, self._seconds = issuer, call, keep, seconds
+        self.collective = collective
+
+    def start(self) -> Work:
+        """Start it, as the communicator's next operation."""
+        self._issuer.check_usable()
+        return self._issuer.start(self._issuer.lane, self._call, self._keep, self._seconds)
+
+    def run(self) -> None:
+        """Start it and wait for its end: one call into native code."""
+        self._issuer.finish(self._issuer.lane, self._call, self._keep, self._seconds)

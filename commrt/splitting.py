@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
@@ -12,8 +12,10 @@ from commrt.errors import InvalidArgument
 from commrt.native import ffi
 
 if TYPE_CHECKING:
-    from commrt.communicator import Communicator
     from commrt.group import Setup
+    from commrt.settings import Settings
+
+_Made = TypeVar("_Made")
 
 
 _BUSY, _DONE = b"\x01", b"\x00"
@@ -24,9 +26,19 @@ class _Wish(msgspec.Struct, frozen=True):
     key: int
 
 
-def split(
-    parent: Communicator, make: Callable[[Setup], Communicator], color: int | None, key: int
-) -> Communicator | None:
+class Parent(Protocol):
+    """What it takes to be split: a communicator."""
+
+    rank: int
+    setup: Setup
+
+    @property
+    def settings(self) -> Settings: ...
+
+    def exchange(self, value: bytes) -> list[bytes]: ...
+
+
+def split(parent: Parent, make: Callable[[Setup], _Made], color: int | None, key: int) -> _Made | None:
     """See `Communicator.split`. Set-up goes through the parent, so every rank takes part in every step of it."""
     for name, value in (("color", color), ("key", key)):
         fits = isinstance(value, int) and -(1 << 63) <= value < 1 << 63
@@ -55,7 +67,7 @@ def split(
         _attend(parent)
 
 
-def _attend(parent: Communicator) -> None:
+def _attend(parent: Parent) -> None:
     """Take part in the steps of those who still set up: groups may need different numbers of them."""
     while any(reply != _DONE for reply in parent.exchange(_DONE)):
         pass
