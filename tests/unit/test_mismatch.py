@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -226,22 +228,44 @@ def test_point_to_point(received: tuple[int, str], algorithm: str | None, kind: 
 
 
 @pytest.mark.parametrize("kind", ["loopback", "shm"])
-def test_a_sender_raises_by_its_next_operation(kind: str) -> None:
-    """Whatever it is: a root that broadcasts on and on is held until the others have begun what it sent."""
-    for following in (Call("broadcast"), Call("all_reduce"), Call("barrier"), Call("reduce", root=1)):
-        world = make_world(kind, 3)
-        first, odd = Call("broadcast"), Call("broadcast", count=41)
+@pytest.mark.parametrize(
+    "following",
+    [Call("broadcast"), Call("all_reduce"), Call("barrier"), Call("reduce", root=1)],
+    ids=lambda call: call.collective,
+)
+def test_a_sender_raises_by_its_next_operation(following: Call, kind: str) -> None:
+    """Whatever it is: a root that has broadcast before anyone came is held in it until they have."""
+    world = make_world(kind, 2)
+    first, other = world.communicators
+    with ThreadPoolExecutor() as pool:
+        assert failure(first, Call("broadcast")) is None
+        held = pool.submit(failure, first, following)
+        time.sleep(0.1)
+        for error in (failure(other, Call("all_gather", algorithm="put")), held.result(20)):
+            assert isinstance(error, Mismatch), error
+            assert "on operation 1: " in str(error)
+            assert "broadcast(" in str(error)
+            assert "all_gather(" in str(error)
+    world.close()
 
-        def run(comm: Any, after: Call = following, first: Call = first, odd: Call = odd) -> list[CommrtError | None]:
-            return [failure(comm, first if comm.rank == 0 else odd), failure(comm, after)]
 
-        found = world.run(run)
-        assert isinstance(found[0][0] or found[0][1], Mismatch), (following, found[0])
-        for rank in (1, 2):
-            assert isinstance(found[rank][0], Mismatch), found[rank]
-            assert "count 40" in str(found[rank][0])
-            assert "count 41" in str(found[rank][0])
-        world.close()
+@pytest.mark.parametrize("kind", list(WORLDS))
+@pytest.mark.parametrize("algorithm", ["put", "packets", "tree", "direct"])
+def test_another_root_wrote_over_what_was_sent(algorithm: str, kind: str) -> None:
+    """Both roots have written into rank 2 when it comes: it must not take the one's data for the other's."""
+    if (algorithm, kind) == ("packets", "ports"):
+        return  # packets need mapped memory
+    world = make_world(kind, 3)
+    calls = [Call("broadcast", root=rank % 2, algorithm=algorithm) for rank in range(3)]
+    with ThreadPoolExecutor() as pool:
+        ends = []
+        for comm, call in zip(world.communicators, calls, strict=True):
+            ends.append(pool.submit(failure, comm, call))
+            time.sleep(0.05)
+        assert isinstance(ends[2].result(20), Mismatch)
+        world.outcomes(lambda comm: comm.close())
+        assert all(end.result(20) is None or isinstance(end.result(20), Mismatch) for end in ends)
+    world.close()
 
 
 def failure(comm: Any, call: Call) -> CommrtError | None:
