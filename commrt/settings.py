@@ -108,7 +108,7 @@ class Settings:
         parse_seconds, _SECONDS, 120.0, "Deadline for all ranks to arrive and be connected."
     )
     close_timeout_s: float = _setting(
-        parse_seconds, _SECONDS, 10.0, "How long close() waits for the peers to close too."
+        parse_seconds, _SECONDS, 10.0, "How long close() gives work to end, and peers to begin what they were sent."
     )
     transport: str | None = _setting(
         _name, "a transport's name", None, "The only transport to use; init fails where it can't serve."
