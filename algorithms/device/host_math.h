@@ -14,7 +14,7 @@ struct HostMath {
     Extent e = extent(L, b, op);
     if (!e.nbytes) return true;
     Addresses to(L, op.ref, op.ndst, e.shift), from(L, op.ref + op.ndst, op.nsrc, e.shift);
-    if (op.flags & SHARED && e.nbytes >= SPREAD) return reduce_shared(L, op, to, from, e.nbytes), true;
+    if (op.flags & SHARED && L.lane->far == FAR && e.nbytes >= SPREAD) return reduce_shared(L, op, to, from, e.nbytes), true;
     L.reduce(to.at, op.ndst, from.at, op.nsrc, elements(L, e.nbytes), divisor(L, op));
     return true;
   }
@@ -62,7 +62,7 @@ struct HostMath {
       for (u32 k = 0; k < op.nsrc; k++) sources[k] = from[k] + at;
       L.reduce(&one, 1, sources, op.nsrc, elements(L, n), divisor(L, op));
       for (u32 k = 0; k < op.ndst; k++) {
-        if (is_shared(L, op.ref + k)) stream(to[k] + at, result, n);
+        if (is_shared(L, op.ref + k)) publish(*L.lane, to[k] + at, result, n);
         else move(to[k] + at, result, n);
       }
     }

@@ -11,6 +11,7 @@ enum Code : u8 {
 enum Buffer : u8 { INPUT, OUTPUT, SCRATCH, PACKETS };
 enum Flags : u8 { FINAL = 1, PUBLISH = 2, SLICED = 4, SHARED = 8 };
 enum : i32 { SELF = -1 };
+enum Distance : u32 { NEAR, DOUBTFUL, FAR };
 enum : u32 { UNKNOWN = ~0u };
 enum { HISTORY = 4, MAX_REFS = 256, MAX_PACKET_SOURCES = 64, MAX_BLOCKS = 16, MAX_CHANNELS = 8, LINE = 128 };
 
@@ -96,6 +97,7 @@ struct Lane {            // an ordered sequence of launches, and its memory
   u64 arrived;                          // blocks at the barrier
   u64* abort;                           // polled by whoever waits
   u64 failure;                          // what a kernel met: culprit << 32 | Failure
+  u32 copies, far;                      // host: copies to where peers read; how far their caches are
 };
 
 struct Windows { const u64 *base, *size; u32 n; };   // one rank's symmetric segments, mapped here

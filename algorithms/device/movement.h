@@ -18,14 +18,10 @@ CR_DEV void move(char* to, const char* from, u64 nbytes) {
 #endif
 }
 
-// To where a peer will read: past the caches. A plain store must first take the line back from the peer's cache that read
-// it last, which costs from twice to fifteen times as much, by how far apart the cores are.
 #if !CR_GPU && defined(__x86_64__) && !CR_SANITIZED
-enum { STREAM_LEAST = 2048 };
 inline void stream(char* to, const char* from, u64 nbytes) {
   typedef i64 Pair __attribute__((vector_size(16)));
   typedef i64 Loose __attribute__((vector_size(16), may_alias, aligned(1)));
-  if (nbytes < STREAM_LEAST) return move(to, from, nbytes);
   u64 i = -(u64)to & 15;
   __builtin_memcpy(to, from, i);
   for (; i + 16 <= nbytes; i += 16) {
@@ -38,8 +34,23 @@ inline void stream(char* to, const char* from, u64 nbytes) {
   __builtin_memcpy(to + i, from + i, nbytes - i);
   __builtin_ia32_sfence();  // such stores are ordered by this alone: the signal that follows is not enough
 }
+
+// To where a peer will read. A plain store must first take the line back from the cache of the peer that read it last:
+// cheap between cores that share a cache, ruinous between others, where stores past the caches are several times as fast.
+// Which it is can change as a host moves its guests about: one copy of many is plain, and timed.
+enum { STREAM_LEAST = 2048, TIMED_LEAST = 8192, TIMED_EVERY = 64, SLOW_LINE = 40 };  // bytes, bytes, copies, cycles
+inline void publish(Lane& lane, char* to, const char* from, u64 nbytes) {
+  if (nbytes < STREAM_LEAST) return move(to, from, nbytes);
+  if (nbytes < TIMED_LEAST || ++lane.copies % TIMED_EVERY != 1)
+    return lane.far == FAR ? stream(to, from, nbytes) : move(to, from, nbytes);
+  u64 start = __builtin_ia32_rdtsc();
+  move(to, from, nbytes);
+  bool slow = __builtin_ia32_rdtsc() - start > nbytes / 64 * SLOW_LINE;
+  lane.far = !slow ? NEAR : lane.far == NEAR ? DOUBTFUL : FAR;  // a lost time slice looks slow too: ask once more
+  if (lane.far == DOUBTFUL) lane.copies = 0;
+}
 #else
-CR_DEV void stream(char* to, const char* from, u64 nbytes) { move(to, from, nbytes); }
+CR_DEV void publish(Lane&, char* to, const char* from, u64 nbytes) { move(to, from, nbytes); }
 #endif
 
 CR_DEV bool do_copy(Block& b, const Launch& L, const Op& op) {
@@ -47,7 +58,7 @@ CR_DEV bool do_copy(Block& b, const Launch& L, const Op& op) {
   const Ref* refs = L.program->refs + op.ref;
   if (!e.nbytes) return true;
   char *to = address(L, refs[0], e.shift), *from = address(L, refs[1], e.shift);
-  if (op.flags & SHARED) stream(to, from, e.nbytes);
+  if (op.flags & SHARED) publish(*L.lane, to, from, e.nbytes);
   else move(to, from, e.nbytes);
   return true;
 }
