@@ -12,11 +12,8 @@ using namespace commrt;
 
 namespace {
 
-// Idle passes before yielding, between two yields, and between two looks at the clock; see docs/architecture.md.
-constexpr u32 SPINS = 100, YIELD_EVERY = 8, CLOCK_EVERY = 512, PORT_NAP_US = 50;
-// Each yield costs a rank some of its share, and one that sleeps right after many is put far back when it wakes: so it
-// polls between yields, and stays awake for long.
-constexpr i64 AWAKE_NS = 10000000, LOOK_NS = 1000000, NAP_NS = 1000000, SCAN_NS = 20000000;
+constexpr u32 SPINS = 100, YIELDS = 200, PORT_NAP_US = 50;  // idle passes before each step up; see docs/architecture.md
+constexpr i64 NAP_NS = 1000000, SCAN_NS = 20000000;
 
 void futex_wait(u32* word, u32 seen, i64 ns) {
   timespec t{(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
@@ -156,21 +153,18 @@ void cr_engine::wake_the_ended() {
 }
 
 template <class Stop> void cr_engine::drive(Stop stop, i64 limit) {
-  i64 since = 0;  // when it was first seen that nothing moves
   for (u32 idle = 0; !stop();) {
     if (wanted_.load(std::memory_order_relaxed)) return;
     if (pass()) { idle = 0; continue; }
     if (stop()) return;
     u32 spins = oversubscribed() ? 0 : SPINS;
-    if (idle == 0) ring_all(), since = 0;
+    if (idle == 0) ring_all();
     if (++idle < spins) { relax(); continue; }
-    if (idle % YIELD_EVERY) { relax(); continue; }
-    if (idle % CLOCK_EVERY) { sched_yield(); continue; }
+    if (idle < spins + YIELDS) { sched_yield(); continue; }
     i64 now = now_ns();
     if (now > limit) return;
-    if (!since) { since = now; continue; }
-    if (now - looked_ns_ > LOOK_NS) look(now);
-    if (now - since > AWAKE_NS && sleep()) idle = 0;
+    look(now);
+    if (sleep()) idle = 0;
   }
 }
 
@@ -273,7 +267,6 @@ void cr_engine::end(cr_comm& comm, const cr_failure& f) {
 
 // Looks at everything that can keep a head from ending well. Rare: only when nothing has moved for a while.
 void cr_engine::look(i64 now) {
-  looked_ns_ = now;
   for (u32 i = 0; i < active_.size(); i++) {
     cr_comm& comm = *active_[i].lane->comm;
     if (now - comm.scanned_ns > SCAN_NS) comm.scan(now);
