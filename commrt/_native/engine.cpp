@@ -12,8 +12,10 @@ using namespace commrt;
 
 namespace {
 
-constexpr u32 SPINS = 100, YIELDS = 200, PORT_NAP_US = 50;  // idle passes before each step up; see docs/architecture.md
-constexpr i64 NAP_NS = 1000000, SCAN_NS = 20000000;
+// Idle passes before each step up; see docs/architecture.md. Yields that end in sleep were in vain, and put a rank far back
+// when it wakes: the next time there are half as many.
+constexpr u32 SPINS = 100, YIELDS = 200, YIELDS_LEAST = 4, PORT_NAP_US = 50;
+constexpr i64 LOOK_NS = 1000000, NAP_NS = 1000000, SCAN_NS = 20000000;
 
 void futex_wait(u32* word, u32 seen, i64 ns) {
   timespec t{(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
@@ -155,15 +157,20 @@ void cr_engine::wake_the_ended() {
 template <class Stop> void cr_engine::drive(Stop stop, i64 limit) {
   for (u32 idle = 0; !stop();) {
     if (wanted_.load(std::memory_order_relaxed)) return;
-    if (pass()) { idle = 0; continue; }
+    if (pass()) {
+      if (idle) yields_ = least(YIELDS, yields_ + 1 + yields_ / 4);
+      idle = 0;
+      continue;
+    }
     if (stop()) return;
     u32 spins = oversubscribed() ? 0 : SPINS;
     if (idle == 0) ring_all();
     if (++idle < spins) { relax(); continue; }
-    if (idle < spins + YIELDS) { sched_yield(); continue; }
+    if (idle < spins + yields_) { sched_yield(); continue; }
     i64 now = now_ns();
     if (now > limit) return;
-    look(now);
+    if (now - looked_ns_ > LOOK_NS) look(now);
+    yields_ = yields_ / 2 > YIELDS_LEAST ? yields_ / 2 : YIELDS_LEAST;
     if (sleep()) idle = 0;
   }
 }
@@ -267,6 +274,7 @@ void cr_engine::end(cr_comm& comm, const cr_failure& f) {
 
 // Looks at everything that can keep a head from ending well. Rare: only when nothing has moved for a while.
 void cr_engine::look(i64 now) {
+  looked_ns_ = now;
   for (u32 i = 0; i < active_.size(); i++) {
     cr_comm& comm = *active_[i].lane->comm;
     if (now - comm.scanned_ns > SCAN_NS) comm.scan(now);

@@ -64,6 +64,8 @@ struct cr_engine {
   commrt::SpinLock gate_, claim_, bed_lock_;
   commrt::Doorbell* bed_ = nullptr;                 // where the driver sleeps
   std::vector<Running> active_;                     // the driver's
+  i64 looked_ns_ = 0;                               // the driver's, as is the next
+  u32 yields_ = 200;                                // before it sleeps
   bool ended_ = false;                              // the driver's: waiters may have something to see
   std::vector<cr_lane*> incoming_;
   std::atomic<bool> has_incoming_{false};
