@@ -38,13 +38,25 @@ class Standing:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a thread block of a deadlock stands, as native code numbers it."""
+
+    rank: int
+    block: int
+    operation: int
+    op_code: int
+    channel: int
+    waits_for: int
+
+
+@dataclass(frozen=True)
 class Circumstances:
     """What is known of a failure besides its record."""
 
     rank: int
     algorithms: Mapping[int, str]
     standing: Mapping[int, Standing]
-    stuck: Sequence[Any]  # places of a deadlock
+    stuck: Sequence[Place]  # of a deadlock
 
 
 def to_error(failure: Any, around: Circumstances) -> errors.OperationError:
@@ -152,7 +164,7 @@ def position(place: Any) -> str:
     return text
 
 
-def deadlock(stuck: Sequence[Any]) -> str:
+def deadlock(stuck: Sequence[Place]) -> str:
     """What keeps the blocks of a deadlock: the cycle, if there is one, then those that wait for it."""
     ring = _cycle(stuck)
     told = [f"rank {stuck[k].rank} at {position(stuck[k])}" for k in ring]
@@ -165,7 +177,7 @@ def deadlock(stuck: Sequence[Any]) -> str:
     return ": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:])
 
 
-def _cycle(stuck: Sequence[Any]) -> list[int]:
+def _cycle(stuck: Sequence[Place]) -> list[int]:
     """Indices of places that wait for one another in turn. A rank may hold others up in any of its blocks."""
     of_rank: dict[int, list[int]] = {}
     for k, place in enumerate(stuck):

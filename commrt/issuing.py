@@ -11,7 +11,7 @@ from commrt.arrays import as_buffer
 from commrt.collectives import Call, check_rank, shapes
 from commrt.dtypes import DTYPES
 from commrt.errors import CommrtError, CommunicatorBroken, CommunicatorClosed, InvalidArgument
-from commrt.failures import Circumstances, Standing, to_error
+from commrt.failures import Circumstances, Place, Standing, to_error
 from commrt.group import Group, Setup
 from commrt.native import COLLECTIVE_CODES, ffi, lib
 from commrt.plan import MAX_BLOCKS, Plan
@@ -285,13 +285,17 @@ class Issuer:
             if place.member
         }
 
-    def _stuck(self) -> list[Any]:
+    def _stuck(self) -> list[Place]:
         """The blocks that could not move when no rank could; empty if that did not happen."""
         if self._left or self._setup.native_group == ffi.NULL:
             return []
         most = self._group.size * MAX_BLOCKS
         places = ffi.new("cr_place[]", most)
-        return [places[k] for k in range(lib.cr_group_stuck(self._setup.native_group, places, most))]
+        found = lib.cr_group_stuck(self._setup.native_group, places, most)
+        return [
+            Place(one.rank, one.block, one.operation, one.op_code, one.channel, one.waits_for)
+            for one in places[0:found]
+        ]
 
 
 class Prepared:
