@@ -28,7 +28,7 @@ class Installed:
     env: dict[str, str]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     """Both packages, found through their entry points."""
     folder = tmp_path_factory.mktemp("site")
