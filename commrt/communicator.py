@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from commrt.channels import ChannelMaker, Channels, KernelLauncher
 from commrt.collectives import Shape, empty_like
-from commrt.dtypes import REDUCE_OPS, as_dtype
+from commrt.dtypes import as_dtype
 from commrt.errors import CommrtError, CommunicatorClosed, InvalidArgument, TransportError
 from commrt.group import Group, Options, Setup, process_engine
 from commrt.issuing import Issuer, Prepared
@@ -109,7 +109,7 @@ class Communicator:
         self._router = Router(self._group, setup.registry)
         self._symmetric = SymmetricMemory(self._group, self.exchange)
         self._issuer = Issuer(setup, self._group, self._router, self._symmetric.covers)
-        self._fast = self._issuer.fast
+        self._short = self._issuer.short
         self._kernels = KernelLauncher(self._group, self._issuer)
         PROCESS.add(self)
 
@@ -124,8 +124,8 @@ class Communicator:
         Returns the result, or a Work if `async_op` or `stream`. All ranks get the same bits.
         """
         out = x if out is None else out
-        usual = not (stream or async_op or algorithm or precise or timeout is not None) and type(op) is str
-        if usual and self._fast(_ALL_REDUCE.get(op, _NO_CODE), 0, x, out):
+        unusual = stream or async_op or algorithm or precise or timeout is not None
+        if not unusual and self._short(_ALL_REDUCE, op, 0, x, out):
             return out
         return self._run("all_reduce", x, out, op, 0, stream, async_op, algorithm, timeout, precise)
 
@@ -134,7 +134,7 @@ class Communicator:
         algorithm: str | None = None, timeout: float | None = None,
     ) -> Any:  # fmt: skip
         """Every rank's `x`, by rank, on each rank: in `out`, of size times its elements, made if None."""
-        if not (stream or async_op or algorithm or timeout is not None) and self._fast(_ALL_GATHER, 0, x, out):
+        if not (stream or async_op or algorithm or timeout is not None) and self._short(_ALL_GATHER, "sum", 0, x, out):
             return out
         return self._run("all_gather", x, out, "sum", 0, stream, async_op, algorithm, timeout)
 
@@ -143,8 +143,8 @@ class Communicator:
         algorithm: str | None = None, precise: bool = False, timeout: float | None = None,
     ) -> Any:  # fmt: skip
         """Reduce `x` over all ranks; rank r gets the r-th of its size equal parts, in `out`, made if None."""
-        usual = not (stream or async_op or algorithm or precise or timeout is not None) and type(op) is str
-        if usual and self._fast(_REDUCE_SCATTER.get(op, _NO_CODE), 0, x, out):
+        unusual = stream or async_op or algorithm or precise or timeout is not None
+        if not unusual and self._short(_REDUCE_SCATTER, op, 0, x, out):
             return out
         return self._run("reduce_scatter", x, out, op, 0, stream, async_op, algorithm, timeout, precise)
 
@@ -153,12 +153,8 @@ class Communicator:
         algorithm: str | None = None, timeout: float | None = None,
     ) -> Any:  # fmt: skip
         """`x` of rank `root` into everyone's `x`."""
-        if (
-            not (stream or async_op or algorithm or timeout)
-            and isinstance(root, int)
-            and 0 <= root < self.size
-            and self._fast(_BROADCAST, root, x, x)
-        ):
+        unusual = stream or async_op or algorithm or timeout is not None
+        if not unusual and self._short(_BROADCAST, "sum", root, x, x):
             return x
         return self._run("broadcast", x, x, "sum", root, stream, async_op, algorithm, timeout)
 
@@ -192,7 +188,7 @@ class Communicator:
         algorithm: str | None = None, timeout: float | None = None,
     ) -> Any:  # fmt: skip
         """The r-th of the size equal parts of `x` to rank r; what comes in, by rank, in `out`, made if None."""
-        if not (stream or async_op or algorithm or timeout is not None) and self._fast(_ALL_TO_ALL, 0, x, out):
+        if not (stream or async_op or algorithm or timeout is not None) and self._short(_ALL_TO_ALL, "sum", 0, x, out):
             return out
         return self._run("all_to_all", x, out, "sum", 0, stream, async_op, algorithm, timeout)
 
@@ -201,7 +197,8 @@ class Communicator:
         timeout: float | None = None,
     ) -> Any:  # fmt: skip
         """Return once every rank has called it."""
-        if not (stream or async_op or algorithm or timeout is not None) and self._issuer.fast_barrier():
+        unusual = stream or async_op or algorithm or timeout is not None
+        if not unusual and self._short(_BARRIER, "sum", 0, None, None):
             return None
         return self._run("barrier", None, None, "sum", 0, stream, async_op, algorithm, timeout)
 
@@ -209,12 +206,12 @@ class Communicator:
 
     def send(self, x: Any, dst: int, *, algorithm: str | None = None, timeout: float | None = None) -> None:
         """Send `x` to rank `dst`, which receives as many elements of the same dtype. May return before it has them."""
-        if algorithm or timeout is not None or not self._issuer.fast_pair(dst, True, x):
+        if algorithm or timeout is not None or not self._issuer.short_pair(dst, True, x):
             self._run_pair(x, dst, True, algorithm, timeout)
 
     def recv(self, x: Any, src: int, *, algorithm: str | None = None, timeout: float | None = None) -> Any:
         """Receive into `x` from rank `src`; returns `x`."""
-        if algorithm or timeout is not None or not self._issuer.fast_pair(src, False, x):
+        if algorithm or timeout is not None or not self._issuer.short_pair(src, False, x):
             self._run_pair(x, src, False, algorithm, timeout)
         return x
 
@@ -438,18 +435,13 @@ class Communicator:
         return [everyone[rank, : lengths[rank]].tobytes() for rank in range(self.size)]
 
 
-def _codes(collective: str) -> dict[str, int]:
-    """The issuer's code of a reducing collective, by reduction."""
-    return {op.name: COLLECTIVE_CODES[collective] | op.code << 8 for op in REDUCE_OPS}
-
-
-_NO_CODE = 0xFFFF
 _MOST_EXCHANGED = 1 << 26  # bytes of one rank
-_ALL_REDUCE, _REDUCE_SCATTER = _codes("all_reduce"), _codes("reduce_scatter")
-_ALL_GATHER, _BROADCAST, _ALL_TO_ALL = (COLLECTIVE_CODES[name] for name in ("all_gather", "broadcast", "all_to_all"))
+_ALL_REDUCE, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST, _ALL_TO_ALL, _BARRIER = (
+    COLLECTIVE_CODES[name]
+    for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
+)
 _MAKES_OUTPUT: dict[str, Shape] = {
     "all_gather": "gathered", "gather": "gathered", "reduce_scatter": "scattered", "scatter": "scattered",
     "all_to_all": "same",
 }  # fmt: skip
-
 _IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})

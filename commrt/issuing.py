@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from commrt.arrays import as_buffer
 from commrt.collectives import Call, check_rank, shapes
@@ -13,19 +13,24 @@ from commrt.dtypes import DTYPES
 from commrt.errors import CommrtError, CommunicatorBroken, CommunicatorClosed, InvalidArgument
 from commrt.failures import Circumstances, Place, Standing, to_error
 from commrt.group import Group, Setup
-from commrt.native import COLLECTIVE_CODES, ffi, lib
+from commrt.native import COLLECTIVE_CODES, ffi, lib, short_way
 from commrt.plan import MAX_BLOCKS, Plan
 from commrt.routing import Router
 from commrt.work import NativeWork, StreamWork, Work, checked_timeout
 
 if TYPE_CHECKING:
+    from commrt._native._calls import ShortWay
     from commrt.backend import Event, Stream
 
 _SLICE_S = 0.1  # how long a signal to this process may wait
 _LEAST_HELD = 8
-_OK, _PENDING = lib.CR_OK, lib.CR_PENDING
+_PENDING = lib.CR_PENDING
 _SEND = COLLECTIVE_CODES["send"]
-_LONG_WAY = frozenset({lib.CR_UNFIT, lib.CR_NEED_PLAN, lib.CR_INVALID})
+
+
+class _Pair(NamedTuple):
+    lane: Any
+    short: ShortWay
 
 
 class Issuer:
@@ -42,43 +47,22 @@ class Issuer:
         self._setup, self._group, self._router, self._covers = setup, group, router, covers
         self._lock = threading.RLock()
         self._left = False
-        self._numpy_run = lib.cr_numpy_run
-        self._plain: type | None = None  # numpy's array class, while the short way is open
-        self._pairs: dict[tuple[int, bool], Any] = {}  # point-to-point lanes, by peer and direction
+        self._arrays: type | None = None  # numpy's array class, while the short way is open
+        self.short = short_way(self.lane, self._after_short)
+        self._pairs: dict[tuple[int, bool], _Pair] = {}  # by peer and direction
         self._last: tuple[Stream | None, Event | None] = (None, None)
         self._held: list[NativeWork] = []
         self._most_held = _LEAST_HELD  # sweep then: a constant share of the work, however much is in flight
         lib.cr_comm_patience(group.native, self.timeout, _SLICE_S)
 
-    # --- the short way ---
+    # --- the short way: a blocking call on numpy arrays, in one native call ---
 
-    def fast(self, code: int, root: int, x: Any, out: Any) -> bool:
-        """A blocking collective on two numpy arrays: one native call. False: nothing was done, take the long way.
+    def short_pair(self, peer: int, send: bool, x: Any) -> bool:
+        """A blocking send or receive. False: nothing was done, take the long way."""
+        pair = self._pairs.get((peer, send))
+        return pair is not None and pair.short(_SEND, "sum", 0, x, x)
 
-        `code`: the collective, and the reduction << 8.
-        """
-        if type(x) is not self._plain or type(out) is not self._plain:
-            return False
-        answer = self._numpy_run(self.lane, code, root, id(x), id(out))
-        return not answer or self._after_fast(answer, x, out)
-
-    def fast_barrier(self) -> bool:
-        """The same for a blocking barrier."""
-        if self._plain is None:
-            return False
-        answer = lib.cr_barrier_run(self.lane)
-        return not answer or self._after_fast(answer, None, None)
-
-    def fast_pair(self, peer: int, send: bool, x: Any) -> bool:
-        """The same for a blocking send or receive."""
-        if type(x) is not self._plain or (peer, send) not in self._pairs:
-            return False
-        answer = self._numpy_run(self._pairs[peer, send], _SEND, 0, id(x), id(x))
-        return not answer or self._after_fast(answer, x, x)
-
-    def _after_fast(self, answer: int, x: Any, out: Any) -> bool:
-        if answer in _LONG_WAY:
-            return False
+    def _after_short(self, answer: int, x: Any, out: Any) -> bool:
         if answer != _PENDING:
             self.settle(answer)
         return self._hold(NativeWork(lib.cr_pending(), self.settle, (x, out))).wait()
@@ -90,12 +74,18 @@ class Issuer:
             return
         for dtype in DTYPES:
             if not dtype.extended or "ml_dtypes" in sys.modules:
-                lib.cr_engine_numpy_type(self._setup.engine, object.__basicsize__, id(dtype.to_numpy()), dtype.code)
-        self._plain = numpy.ndarray
+                lib.cr_engine_numpy_type(self._setup.engine, id(dtype.to_numpy()), dtype.code)
+        self._show_arrays(numpy.ndarray)
+
+    def _show_arrays(self, arrays: type | None) -> None:
+        with self._lock:
+            self._arrays = arrays
+            for way in (self.short, *(pair.short for pair in self._pairs.values())):
+                way.arrays = arrays
 
     def refuse(self, error: Callable[[], CommrtError]) -> None:
         """From now on every call raises; the first reason stays."""
-        self._plain = None
+        self._show_arrays(None)
         self.refusal = self.refusal or error
 
     # --- the long way ---
@@ -108,7 +98,7 @@ class Issuer:
         self.check_usable()
         if algorithm is not None and not isinstance(algorithm, str):
             raise InvalidArgument(f"an algorithm is called by its name, not {algorithm!r}", rank=self._group.rank)
-        if self._plain is None:
+        if self._arrays is None:
             self._open_short_way()
         call: Call = shapes(self._group.rank, self._group.size, collective, x, out, op, root)
         native = ffi.new("cr_call*")
@@ -129,9 +119,9 @@ class Issuer:
         self.check_usable()
         self.check_rank(peer, "peer")
         buffer = as_buffer(x, writable=not send)
-        if self._plain is None:
+        if self._arrays is None:
             self._open_short_way()
-        lane = self._pairs.get((peer, send)) or self._open_pair(peer, send)
+        lane = (self._pairs.get((peer, send)) or self._open_pair(peer, send)).lane
         native = ffi.new("cr_call*")
         native.collective, native.dtype, native.count = _SEND, buffer.dtype.code, buffer.count
         address = ffi.cast("void*", buffer.address)
@@ -179,7 +169,8 @@ class Issuer:
         with self._lock:
             self._await_stream(stream)
             event = stream.submit(job)
-            self._last, self._plain = (stream, event), None
+            self._last = (stream, event)
+            self._show_arrays(None)
         return StreamWork(event, outcome)
 
     def now(self, work: Callable[[], None]) -> None:
@@ -260,12 +251,14 @@ class Issuer:
             self._held.append(work)
         return work
 
-    def _open_pair(self, peer: int, send: bool) -> Any:
+    def _open_pair(self, peer: int, send: bool) -> _Pair:
         with self._lock:
             lane = lib.cr_comm_pair(self._group.native, peer, send)
             if lane == ffi.NULL:
                 raise MemoryError(f"no memory for the lane to rank {peer}")
-            return self._pairs.setdefault((peer, send), lane)
+            short = short_way(lane, self._after_short)
+            short.arrays = self._arrays
+            return self._pairs.setdefault((peer, send), _Pair(lane, short))
 
     def _is_symmetric(self, collective: str, call: Call) -> bool:
         """As the native core decides; empty arrays may be taken for either."""

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from importlib import util
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from typing import TYPE_CHECKING, Any
 
 from commrt._native import _core
 from commrt.plan import BUFFERS, COLLECTIVES, OPERATIONS, RankProgram
+
+if TYPE_CHECKING:
+    from commrt._native._calls import ShortWay
 
 ffi: Any = _core.ffi
 lib: Any = _core.lib
@@ -15,6 +21,22 @@ _log = logging.getLogger("commrt.net")
 
 COLLECTIVE_CODES = {name: code for code, name in enumerate(COLLECTIVES)}
 _FLAGS = {"final": 1, "publish": 2, "sliced": 4}
+
+
+def _short_way_class() -> type[ShortWay]:
+    """From the library that holds `_core`: both must see one engine."""
+    loader = ExtensionFileLoader("commrt._native._calls", _core.__file__)
+    module = util.module_from_spec(ModuleSpec(loader.name, loader, origin=loader.path))
+    loader.exec_module(module)
+    return module.ShortWay  # type: ignore[no-any-return]
+
+
+_ShortWay = _short_way_class()
+
+
+def short_way(lane: Any, otherwise: Callable[[int, Any, Any], bool]) -> ShortWay:
+    """Blocking calls on numpy arrays in a lane, closed at first. See `commrt/_native/_calls.pyi`."""
+    return _ShortWay(int(ffi.cast("uintptr_t", lane)), otherwise)
 
 
 def as_native(program: RankProgram, plan: Any, identifier: int) -> tuple[Any, list[Any]]:

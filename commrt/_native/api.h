@@ -121,15 +121,11 @@ typedef struct {
 
 // Runs an operation to its end. CR_PENDING: not within `slice_s`; *pending is its handle, to wait on and release.
 int cr_run(cr_lane*, const cr_call*, double timeout_s, double slice_s, cr_launch** pending);
-// The same for two numpy arrays by their addresses as objects, which the caller holds; x may be out. CR_UNFIT: nothing
-// was done, the arrays need a closer look. Types are told to the engine first: `descr` is the address of the dtype object.
-// `code`: collective | reduction << 8. Deadline and slice are those of cr_comm_patience; cr_pending is the handle of the
-// calling thread's last call that answered CR_PENDING.
-int cr_numpy_run(cr_lane*, unsigned int code, unsigned int root, unsigned long long x, unsigned long long out);
-int cr_barrier_run(cr_lane*);
-cr_launch* cr_pending(void);
+// What calls on numpy arrays (calls.cpp) go by: deadline and slice of those that don't say, numpy's dtype objects by their
+// addresses, and the handle of the calling thread's last call that had not ended after a slice.
 void cr_comm_patience(cr_comm*, double timeout_s, double slice_s);
-void cr_engine_numpy_type(cr_engine*, unsigned long long header, unsigned long long descr, unsigned int dtype);
+void cr_engine_numpy_type(cr_engine*, unsigned long long descr, unsigned int dtype);
+cr_launch* cr_pending(void);
 int cr_start(cr_lane*, const cr_call*, double timeout_s, cr_launch** out);
 int cr_wait(cr_launch*, double timeout_s);    // CR_PENDING: not within the timeout
 int cr_poll(cr_launch*);

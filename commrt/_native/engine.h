@@ -25,7 +25,6 @@ struct cr_engine {
 
   enum { TYPES = 19 };
   std::atomic<void*> numpy_types[TYPES] = {};       // numpy's dtype objects, by code
-  std::atomic<u64> numpy_header{0};                 // bytes before the fields of an array object
 
  private:
   struct Running { cr_lane* lane; cr_launch* launch; };
