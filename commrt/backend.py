@@ -106,3 +106,23 @@ class Backend(Protocol):
 
     def build(self, source: str, symbol: str) -> Kernel:
         """Compile a user's kernel, written against `algorithms/device/`, and find `symbol` in it."""
+
+
+@runtime_checkable
+class DeviceBackend(Backend, Protocol):
+    """A backend whose plans run as kernels on a device with memory of its own, one grid for each launch.
+
+    Its memory kinds hold "pinned": host memory at one address for the host and for kernels. `threads`: of one thread
+    block of a plan's kernel. Kernels launched on one stream run in order; kernels on different streams may overlap.
+    """
+
+    threads: int
+
+    def pin(self, address: int, nbytes: int) -> int:
+        """Let kernels at host memory that something else allocated: its address for them. Raises TransportError."""
+
+    def unpin(self, address: int) -> None:
+        """The end of that; `address` as the host knows it."""
+
+    def resident_blocks(self, kernel: Kernel) -> int:
+        """How many thread blocks of that kernel, of `threads` threads each, can be on the device at once."""
