@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from commrt.backend import Backend, Memory
-from commrt.native import ffi, lib
+from commrt.native import ffi
 from commrt.testing._conformance import expect, until
 from commrt.transport import Connection, Context, Endpoint, Transport
 
@@ -17,17 +17,14 @@ from commrt.transport import Connection, Context, Endpoint, Transport
 class Link:
     """One direction of two joined ranks: requests of the one, and the registered memory of the other."""
 
-    def __init__(self, connection: Connection, target: Memory) -> None:
-        self.connection, self.target = connection, target
-        self._kept: list[Any] = []
+    def __init__(self, connection: Connection, target: Memory, backend: Backend) -> None:
+        self.connection, self.target, self._backend = connection, target, backend
 
     def put(self, offset: int, source: Any) -> int:
         """`source`: a writable buffer."""
         port = self.connection.port
         if self.connection.mapped is not None:
-            ctypes.memmove(
-                self.connection.mapped + offset, (ctypes.c_char * len(source)).from_buffer(source), len(source)
-            )
+            self._store(offset, source)
             return 1
         if isinstance(port, ffi.CData):
             return int(port.put(port.context, offset, ffi.from_buffer(source), len(source)))
@@ -36,7 +33,7 @@ class Link:
     def signal(self, offset: int, value: int) -> int:
         port = self.connection.port
         if self.connection.mapped is not None:
-            lib.cr_store_release(ffi.cast("unsigned long long*", self.connection.mapped + offset), value)
+            self._store(offset, bytearray(value.to_bytes(8, "little")))
             return 1
         if isinstance(port, ffi.CData):
             return int(port.signal(port.context, offset, value))
@@ -50,10 +47,14 @@ class Link:
 
     def seen(self, offset: int) -> int:
         """The signal there, as the target has it."""
-        return int(ctypes.c_uint64.from_address(self.target.address + offset).value)
+        return int.from_bytes(self.arrived(offset, 8), "little")
 
     def arrived(self, offset: int, nbytes: int) -> bytes:
-        return ctypes.string_at(self.target.address + offset, nbytes)
+        return fetch(self._backend, self.target.address + offset, nbytes)
+
+    def _store(self, offset: int, source: bytearray) -> None:
+        assert self.connection.mapped is not None
+        store(self._backend, self.connection.mapped + offset, source)
 
     def _ask(self, what: str, mapped: int) -> int:
         port = self.connection.port
@@ -77,7 +78,7 @@ class Joined:
         nbytes: int,
         patience_s: float,
     ) -> None:
-        self._patience_s = patience_s
+        self._patience_s, self._backend = patience_s, backend
         token = secrets.token_bytes(16)
         self.size = size
         self.endpoints: list[Endpoint] = [
@@ -90,7 +91,7 @@ class Joined:
 
     def link(self, source: int, target: int) -> Link:
         """What `source` sends to `target`."""
-        return Link(self.connections[source, target], self.memory[target])
+        return Link(self.connections[source, target], self.memory[target], self._backend)
 
     def poll(self) -> None:
         """Everyone's turn."""
@@ -129,6 +130,20 @@ class Joined:
             if peer != rank:
                 address, key = self.endpoints[peer].address, self.keys[peer]
                 self.connections[rank, peer] = self.endpoints[rank].connect(peer, address, key)
+
+
+def store(backend: Backend, address: int, content: bytearray) -> None:
+    """Write to memory of a device, whether or not the host can."""
+    if content:
+        backend.copy(address, ctypes.addressof((ctypes.c_char * len(content)).from_buffer(content)), len(content))
+
+
+def fetch(backend: Backend, address: int, nbytes: int) -> bytes:
+    """Read memory of a device, whether or not the host can."""
+    buffer = bytearray(nbytes)
+    if nbytes:
+        backend.copy(ctypes.addressof((ctypes.c_char * nbytes).from_buffer(buffer)), address, nbytes)
+    return bytes(buffer)
 
 
 def threads_over(size: int, function: Callable[[int], None]) -> None:

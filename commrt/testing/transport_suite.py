@@ -22,12 +22,13 @@ from commrt.group import Options
 from commrt.plugins import Registry, default_registry
 from commrt.testing import matrix
 from commrt.testing._conformance import ConformanceError, Suite, expect, expect_raises, run_variants, until
-from commrt.testing._links import Joined, Link, threads_over
+from commrt.testing._links import Joined, Link, fetch, store, threads_over
 from commrt.testing.data import REDUCING, ROOTED, Case
 from commrt.testing.world import World
 from commrt.transport import INLINE_NBYTES, MemoryTransport, Reach, Transport
 
 _SEGMENT = 1 << 20
+_PLANS_ON = "cpu"
 _SIGNAL_AT = _SEGMENT - 64
 _MALFORMED = (b"", b"\0", b"garbage", bytes(range(40)), b"\xff" * 300)
 _LINK_ENDS = (OSError, EOFError, ValueError, CommrtError)
@@ -36,7 +37,8 @@ _LINK_ENDS = (OSError, EOFError, ValueError, CommrtError)
 class TransportSuite(Suite):
     """Checks of the transport of that name. `options`: what its endpoints are opened with.
 
-    `processes`: whether it joins processes of this host. `patience_s`: how long anything may take to arrive.
+    `backend`: whose memory it joins. `processes`: whether it joins processes of this host. `patience_s`: how long
+    anything may take to arrive.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class TransportSuite(Suite):
         name: str,
         *,
         registry: Registry | None = None,
+        backend: str = "cpu",
         options: Mapping[str, Any] | None = None,
         processes: bool = True,
         patience_s: float = 10.0,
@@ -53,7 +56,7 @@ class TransportSuite(Suite):
         self._registry = registry or default_registry()
         self._options = dict(options or {})
         self._transport: Transport = self._registry.require("transports", name)
-        self._backend: Backend = self._registry.require("backends", "cpu")
+        self._backend: Backend = self._registry.require("backends", backend)
 
     # --- what it says of itself ---
 
@@ -212,13 +215,13 @@ class TransportSuite(Suite):
             held.callback(more.close)
             key, connection = joined.endpoints[1].register(more), joined.connections[0, 1]
             if connection.mapped is not None:
-                ctypes.memmove(connection.open(key).address + 4000, b"here", 4)
+                store(self._backend, connection.open(key).address + 4000, bytearray(b"here"))
             else:
                 link, base = joined.link(0, 1), connection.locate(key)
                 joined.insist(lambda: link.put(base + 4000, bytearray(b"here")))
                 joined.insist(lambda: link.signal(_SIGNAL_AT, 1))
                 joined.until(lambda: link.seen(_SIGNAL_AT) == 1, "the signal")
-            expect(ctypes.string_at(more.address + 4000, 4) == b"here", "memory registered later was not written")
+            expect(fetch(self._backend, more.address + 4000, 4) == b"here", "memory registered later was not written")
 
     # --- ends ---
 
@@ -265,8 +268,10 @@ class TransportSuite(Suite):
 
     # --- whole collectives ---
 
-    def check_worlds(self) -> None:
+    def check_worlds(self) -> str | None:
         """Every algorithm that these links can carry, exact, among threads."""
+        if self._backend.name != _PLANS_ON:
+            return f"communicators have their memory on the {_PLANS_ON} backend"
         for size in (2, 3, 4):
             with World(
                 size, self._name, options=Options(self._options), registry=self._registry, timeout_s=30
@@ -275,9 +280,12 @@ class TransportSuite(Suite):
                 whole = list(plain_variants(self._registry, size, offered))
                 expect(whole, "no algorithm runs on these links")
                 run_variants(world, whole)
+        return None
 
     def check_processes(self) -> str | None:
         """The same among processes, one of which leaves without a word in the end."""
+        if self._backend.name != _PLANS_ON:
+            return f"communicators have their memory on the {_PLANS_ON} backend"
         if not self._processes or self._options:
             return "it joins no processes, or only with options"
         from commrt.launcher import launch
