@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 Coherence = Literal["kernel", "launch"]
+Joins = Literal["processes", "threads", "options"]
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,17 @@ class MemoryKind:
 
 @dataclass(frozen=True)
 class Probe:
-    """What was found: devices, or the reason there are none."""
+    """What was found: devices, or the reason there are none.
+
+    level: in a few words, what a result that comes by way of it was obtained on, such as "CPU", "real verbs" or "fake
+    driver"; empty where its name says it all. joins: which ranks a transport joins; one that joins only "threads" of a
+    process, or what its "options" say, serves only when named.
+    """
 
     devices: tuple[str, ...] = ()
     reason: str = ""
+    level: str = ""
+    joins: Joins = "processes"
 
 
 class Memory(Protocol):

@@ -28,7 +28,6 @@ from commrt.transport import Connection, Context, Endpoint, Exchange, MemoryTran
 
 _log = logging.getLogger("commrt.init")
 _PAIR_SCRATCH, PAIR_PACKETS = 64 << 10, 8 << 10  # half a mailbox of an ordered pair
-ON_REQUEST = frozenset({"fault", "loopback"})  # transports that serve only when named
 
 
 class _Hello(msgspec.Struct, frozen=True):
@@ -212,10 +211,9 @@ class Setup:
             if not probe.devices:
                 raise Unavailable(f"transport {settings.transport!r} can't serve here: {probe.reason}", rank=self.rank)
             return [settings.transport]
-        usable = self.registry.usable("transports")
-        return [
-            name for name, transport in sorted(usable.items()) if name not in ON_REQUEST and transport.probe().devices
-        ]
+        usable = sorted(self.registry.usable("transports").items())
+        probes = {name: transport.probe() for name, transport in usable}
+        return [name for name, probe in probes.items() if probe.devices and probe.joins == "processes"]
 
     def _reach(self, endpoints: dict[str, Endpoint], addresses: Sequence[_Reaches]) -> _Links:
         found: dict[str, list[tuple[float, float] | None]] = {}

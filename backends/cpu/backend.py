@@ -22,7 +22,7 @@ class CpuBackend:
 
     def probe(self) -> Probe:
         """One device: the machine."""
-        return Probe(devices=(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cpus",))
+        return Probe(devices=(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cpus",), level="CPU")
 
     def allocate(self, nbytes: int, kind: str | None = None, reserve: bool = False) -> Memory:
         """Zeroed memory in an anonymous file. `reserve`: all pages now, so that touching it later can't fail."""

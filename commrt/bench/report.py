@@ -23,12 +23,13 @@ _LEFT = "{:>12}  {:>12}  {:>9}  {:>6}  {:>6}"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a rank runs."""
+    """Where a rank runs, and at which levels: see `commrt.backend.Probe`."""
 
     rank: int
     pid: int
     host: str
     device: str
+    levels: tuple[str, ...] = ()
 
 
 def header(options: Options, places: Sequence[Place], links: Iterable[str]) -> list[str]:
@@ -39,12 +40,18 @@ def header(options: Options, places: Sequence[Place], links: Iterable[str]) -> l
         f"maxBytes {options.max_bytes} step: {step} warmup iters: {options.warmup} iters: {options.iters} "
         f"agg iters: {options.aggregate} validation: {options.check} average: {AVERAGES[options.average]}",
         f"# links: {', '.join(sorted(set(links))) or 'none'} algorithm: {options.algorithm or 'by size'}",
+        f"# level: {level(places)}",
     ]
     if options.skipped:
         lines.append(f"# left out, as ml_dtypes is not installed: {', '.join(options.skipped)}")
     lines += ["#", "# Using devices"]
     lines += [f"#  Rank {one.rank:2} Pid {one.pid:6} on {one.host} device {one.device}" for one in places]
     return [*lines, "#", *_headings(options)]
+
+
+def level(places: Iterable[Place]) -> str:
+    """What the results were obtained on, over all ranks."""
+    return ", ".join(dict.fromkeys(level for place in places for level in place.levels)) or "not told"
 
 
 def _headings(options: Options) -> list[str]:
@@ -127,6 +134,7 @@ def document(
         "times": {"start": _iso(began), "stop": _iso(time.time())},
         "args": {"ranks": len(places), **msgspec.to_builtins(options)},
         "env": {name: value for name, value in sorted(environ.items()) if name in settings},
+        "level": level(places),
         "devices": msgspec.to_builtins(list(places)),
         "results": [_result(row) for row in rows],
         "out_of_bounds": {"count": wrong, "okay": not wrong},

@@ -20,7 +20,7 @@ from commrt.bootstrap import detect
 from commrt.errors import CommrtError, ConfigError, InvalidArgument, UnknownName
 from commrt.plugins import default_registry
 
-_MOST_PLACE_BYTES = 256
+_MOST_PLACE_BYTES = 512
 
 
 def run(options: Options, ranks: int | None) -> int:
@@ -105,10 +105,17 @@ def report_rank(comm: Any, options: Options) -> int:
 
 
 def _places(comm: Any) -> list[report.Place]:
-    own = msgspec.json.encode(report.Place(comm.rank, os.getpid(), socket.gethostname()[:64], "cpu"))
+    place = report.Place(comm.rank, os.getpid(), socket.gethostname()[:64], comm.backend.name, _levels(comm))
+    own = msgspec.json.encode(place)
     mine = np.frombuffer(own.ljust(_MOST_PLACE_BYTES), np.uint8)
     everyones = np.empty(comm.size * _MOST_PLACE_BYTES, np.uint8)
     comm.all_gather(mine, everyones)
     return [
         msgspec.json.decode(one.tobytes(), type=report.Place) for one in everyones.reshape(comm.size, _MOST_PLACE_BYTES)
     ]
+
+
+def _levels(comm: Any) -> tuple[str, ...]:
+    transports = [comm.setup.registry.require("transports", name) for name in sorted(set(comm.links.values()))]
+    levels = dict.fromkeys(plugin.probe().level for plugin in (comm.backend, *transports))
+    return tuple(level[:40] for level in levels if level)[:8]

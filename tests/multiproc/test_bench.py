@@ -64,6 +64,7 @@ def test_every_collective_is_measured_and_right(collective: str, transport: tupl
     assert all(cells[8] == "0" and cells[12] in ("0", "N/A") for cells in table)
     assert "# Out of bounds values : 0 OK" in done.stdout
     assert done.stdout.count("#  Rank") == 3
+    assert f"\n# level: CPU{', threads of one process' if transport else ''}\n" in done.stdout
 
 
 def test_the_run_is_written_as_json(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from commrt.bench.report import (
     wrong_elements,
 )
 
-PLACES = [Place(0, 100, "host", "cpu"), Place(1, 101, "host", "cpu")]
+PLACES = [Place(0, 100, "host", "cpu", ("CPU",)), Place(1, 101, "host", "cpu", ("CPU", "fake driver"))]
 
 
 def measured(bus_bw: float = 1.5, nwrong: int | None = 0, iterations: Spread | None = None) -> Measured:
@@ -57,6 +57,11 @@ def test_comments_say_where_the_ranks_are() -> None:
     assert all(one.startswith("#") for one in lines)
     assert "#  Rank  1 Pid    101 on host device cpu" in lines
     assert "# links: shm algorithm: ring" in lines
+
+
+def test_the_header_says_what_the_results_were_obtained_on() -> None:
+    assert "# level: CPU, fake driver" in header(make("all_reduce"), PLACES, ["shm"])
+    assert "# level: not told" in header(make("all_reduce"), [Place(0, 100, "host", "toy")], [])
 
 
 def test_what_is_not_measured_or_not_checked_is_not_available() -> None:

@@ -43,7 +43,7 @@ class FaultTransport:
 
     def probe(self) -> Probe:
         """Only for those who ask for it by name."""
-        return Probe(devices=("wrapper",))
+        return Probe(devices=("wrapper",), level="injected faults", joins="options")
 
     def open(self, context: Context) -> FaultEndpoint:
         """Wrap an endpoint of the inner transport."""

@@ -42,7 +42,7 @@ class LoopbackTransport:
 
     def probe(self) -> Probe:
         """Always there."""
-        return Probe(devices=("this process",))
+        return Probe(devices=("this process",), level="threads of one process", joins="threads")
 
     def open(self, context: Context) -> LoopbackEndpoint:
         """An endpoint of this process."""
