@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from commrt import errors
@@ -51,12 +51,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What is known of a failure besides its record."""
+    """What is known of a failure besides its record. `troubles`: what ended links, by peer, where that is known."""
 
     rank: int
     algorithms: Mapping[int, str]
     standing: Mapping[int, Standing]
     stuck: Sequence[Place]  # of a deadlock
+    troubles: Mapping[int, str] = field(default_factory=dict)
 
 
 def to_error(failure: Any, around: Circumstances) -> errors.OperationError:
@@ -94,14 +95,17 @@ class _Message:
         return f"ranks disagree on operation {self.failure.sequence}: {mine}, {theirs}"
 
     def _lost(self) -> str:
-        gone = [rank for rank, standing in self.around.standing.items() if standing.dead and not standing.state]
+        dead = [rank for rank, standing in self.around.standing.items() if standing.dead and not standing.state]
+        gone = [rank for rank in dead if rank not in self.around.troubles]
         standing = self.around.standing.get(-1 if self.peer is None else self.peer)
         if self.peer in gone and len(gone) > 1:
             return f"{_ranks(gone)} died before their part of {self._mine()} was done{self._where()}"
         verb = "died" if self.peer in gone else "left" if standing and standing.state == lib.CR_CLOSED else "was lost"
         never = standing and standing.sequence < self.failure.sequence
         begun = f"; it had begun {standing.sequence} operations" if standing and never else ""
-        return f"rank {self.peer} {verb} before its part of {self._mine()} was done{begun}{self._where()}"
+        return (
+            f"rank {self.peer} {verb} before its part of {self._mine()} was done{begun}{self._trouble()}{self._where()}"
+        )
 
     def _timeout(self) -> str:
         if self.elsewhere and self.peer == self.finder:
@@ -126,7 +130,11 @@ class _Message:
 
     def _link(self) -> str:
         of = f"of rank {self.finder} " if self.elsewhere else ""
-        return f"the link {of}to rank {self.peer} failed{self._where()}"
+        return f"the link {of}to rank {self.peer} failed{self._trouble()}{self._where()}"
+
+    def _trouble(self) -> str:
+        trouble = "" if self.peer is None or self.elsewhere else self.around.troubles.get(self.peer, "")
+        return trouble and f": {trouble}"
 
     def _where(self) -> str:
         place = position(self.failure)

@@ -24,7 +24,7 @@ from commrt.kinds import Allocator
 from commrt.native import PythonPort, ffi, lib
 from commrt.plugins import Registry
 from commrt.settings import Settings
-from commrt.transport import Connection, Context, Endpoint, Exchange, MemoryTransport
+from commrt.transport import Connection, Context, Endpoint, Exchange, MemoryTransport, TellingConnection
 
 _log = logging.getLogger("commrt.init")
 _PAIR_SCRATCH, PAIR_PACKETS = 64 << 10, 8 << 10  # half a mailbox of an ordered pair
@@ -96,6 +96,11 @@ class Group:
     pair_packets_half: int = PAIR_PACKETS
     keep: list[Any] = field(default_factory=list)
 
+    def troubles(self) -> dict[int, str]:
+        """What ended links, by peer, as far as they can tell."""
+        telling = {peer: each for peer, each in self.connections.items() if isinstance(each, TellingConnection)}
+        return {peer: trouble for peer, each in telling.items() if (trouble := each.trouble())}
+
     def release(self) -> None:
         """Unmap everything, once nothing is in flight. The native communicator stays, for those who still ask it."""
         for endpoint in self.endpoints.values():
@@ -137,7 +142,7 @@ class Setup:
         self._compare(hellos)
         settings = self.settings.adopt(hellos[0].settings)
         backend: Backend = self.registry.require("backends", "cpu")
-        context = Context(self.rank, self.size, hellos[0].token, backend, dict(self.options.transport))
+        context = Context(self.rank, self.size, hellos[0].token, backend, dict(self.options.transport), settings)
         addresses = self._round(_Reaches, lambda: self._open(settings, context, endpoints))
         reaches = self._round(_Links, lambda: self._reach(endpoints, addresses))
         links = self._choose(reaches)

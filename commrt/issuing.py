@@ -212,7 +212,9 @@ class Issuer:
         lib.cr_comm_failure(self._group.native, record)
         if not record.code:
             return CommunicatorClosed("the communicator was closed during the operation", rank=self._group.rank)
-        around = Circumstances(self._group.rank, self._router.names(), self._standing(), self._stuck())
+        around = Circumstances(
+            self._group.rank, self._router.names(), self._standing(), self._stuck(), self._group.troubles()
+        )
         return to_error(record, around)
 
     def leave(self) -> None:

@@ -69,6 +69,19 @@ def _name(value: object) -> str:
     return value.strip()
 
 
+def _ib_device(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"\w[\w.-]*(:[0-9]{1,3})?", value.strip()):
+        raise ValueError(value)
+    return value.strip()
+
+
+def _gid_index(value: object) -> int:
+    index = int(value) if isinstance(value, str) else value
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index <= 255:
+        raise ValueError(value)
+    return index
+
+
 def _level(value: object) -> str:
     if not isinstance(value, str) or value.strip().upper() not in DEBUG_LEVELS:
         raise ValueError(value)
@@ -92,7 +105,7 @@ def _setting(parse: Callable[[object], Any], expected: str, default: Any, help: 
     return field(default=default, metadata={"parse": parse, "expected": expected, "help": help})
 
 
-_OWN = frozenset({"debug", "debug_subsys", "debug_file", "secret_file"})
+_OWN = frozenset({"debug", "debug_subsys", "debug_file", "secret_file", "ib_device", "ib_gid_index"})
 _SECONDS = "a positive number of seconds"
 _NBYTES = "a positive number of bytes, like 65536, 64K or 4M"
 
@@ -122,6 +135,14 @@ class Settings:
     packet_bytes: int = _setting(
         parse_nbytes, _NBYTES, 256 << 10, "Packet memory of a rank, fixed at init; bounds the messages sent as packets."
     )
+    ib_device: str | None = _setting(
+        _ib_device, "a verbs device, or device:port", None,
+        "InfiniBand or RoCE device of this rank, and its port; unset: the first with an active port.",
+    )  # fmt: skip
+    ib_gid_index: int | None = _setting(
+        _gid_index, "a number from 0 to 255", None,
+        "Entry of the port's GID table, its source address; unset: RoCE v2 over IPv4, if there is such an entry.",
+    )  # fmt: skip
     debug: str | None = _setting(
         _level,
         f"one of {', '.join(DEBUG_LEVELS)}",
@@ -159,7 +180,7 @@ class Settings:
         return cls(**{name: value for name, (value, _) in resolved.items()}, sources=sources)
 
     def shared(self) -> dict[str, Any]:
-        """What rank 0 settles for all ranks: everything but where and how this one logs, and its secret."""
+        """What rank 0 settles for all ranks: all but where and how this one logs, its secret, its network devices."""
         return {setting.name: getattr(self, setting.name) for setting in registry() if setting.name not in _OWN}
 
     def adopt(self, shared: Mapping[str, Any]) -> Settings:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from commrt.backend import Backend, Memory, MemoryKind, Probe
+from commrt.settings import Settings
 
 Exchange = Callable[[bytes], Sequence[bytes]]
 INLINE_NBYTES = 128  # puts up to this are copied when taken; the source of a longer one stays until a flush
@@ -26,13 +27,17 @@ INLINE_NBYTES = 128  # puts up to this are copied when taken; the source of a lo
 
 @dataclass(frozen=True)
 class Context:
-    """Who opens an endpoint, for which communicator. `token` is the same on all its ranks and unlike any other's."""
+    """Who opens an endpoint, for which communicator. `token` is the same on all its ranks and unlike any other's.
+
+    `settings`: this rank's, among them those of its transports.
+    """
 
     rank: int
     size: int
     token: bytes
     backend: Backend
     options: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,14 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Idempotent."""
+
+
+@runtime_checkable
+class TellingConnection(Connection, Protocol):
+    """A connection that can tell what ended its port."""
+
+    def trouble(self) -> str:
+        """In a few words, or "" if nothing went wrong. Callable from any thread, also after close."""
 
 
 class Endpoint(Protocol):

@@ -27,7 +27,7 @@ class Link:
             self._store(offset, source)
             return 1
         if isinstance(port, ffi.CData):
-            return int(port.put(port.context, offset, ffi.from_buffer(source), len(source)))
+            return _answer(port.put(port.context, offset, ffi.from_buffer(source), len(source)))
         return int(port.put(offset, memoryview(source)))
 
     def signal(self, offset: int, value: int) -> int:
@@ -36,7 +36,7 @@ class Link:
             self._store(offset, bytearray(value.to_bytes(8, "little")))
             return 1
         if isinstance(port, ffi.CData):
-            return int(port.signal(port.context, offset, value))
+            return _answer(port.signal(port.context, offset, value))
         return int(port.signal(offset, value))
 
     def flush(self) -> int:
@@ -61,9 +61,7 @@ class Link:
         if self.connection.mapped is not None:
             return mapped
         answer = getattr(port, what)(port.context) if isinstance(port, ffi.CData) else getattr(port, what)()
-        if answer < 0:
-            raise OSError(f"the port answered {answer}")
-        return int(answer)
+        return _answer(answer)
 
 
 class Joined:
@@ -144,6 +142,13 @@ def fetch(backend: Backend, address: int, nbytes: int) -> bytes:
     if nbytes:
         backend.copy(ctypes.addressof((ctypes.c_char * nbytes).from_buffer(buffer)), address, nbytes)
     return bytes(buffer)
+
+
+def _answer(answer: int) -> int:
+    """Of native code, which can't raise."""
+    if answer < 0:
+        raise OSError(f"the port answered {answer}")
+    return int(answer)
 
 
 def threads_over(size: int, function: Callable[[int], None]) -> None:
