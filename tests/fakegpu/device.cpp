@@ -160,7 +160,7 @@ void bury(Memories& m, uint64_t address) {
 struct Contents {  // of a Handle
   uint64_t magic;
   int32_t pid, fd;
-  uint64_t inode, nbytes, offset;
+  uint64_t inode, nbytes, offset, device;
 };
 static_assert(sizeof(Contents) <= sizeof(Handle), "a handle is 64 bytes");
 
@@ -228,7 +228,7 @@ bool export_block(uint64_t address, Handle& handle) {
   auto block = find(address);
   struct stat file;
   if (!block || block->kind != Kind::DEVICE || fstat(block->fd, &file)) return false;
-  Contents contents{MAGIC, getpid(), block->fd, (uint64_t)file.st_ino, block->nbytes, block->offset};
+  Contents contents{MAGIC, getpid(), block->fd, (uint64_t)file.st_ino, block->nbytes, block->offset, (uint64_t)block->device};
   memset(&handle, 0, sizeof handle);
   memcpy(&handle, &contents, sizeof contents);
   return true;
@@ -257,6 +257,12 @@ Opened open_block(const Handle& handle, int device, uint64_t& address) {
   m.mappings[address] = {(uint64_t)at, mapped};
   m.opened[key] = address;
   return Opened::OK;
+}
+
+int device_of(const Handle& handle) {
+  Contents contents;
+  memcpy(&contents, &handle, sizeof contents);
+  return contents.magic == MAGIC ? (int)contents.device : -1;
 }
 
 namespace {
@@ -288,6 +294,7 @@ struct Streams {
   std::mutex mutex;
   std::map<int, std::shared_ptr<Stream>> defaults;
   std::vector<std::weak_ptr<Stream>> others;
+  std::map<int, int> errors;
 };
 
 Streams& streams() { return forever<Streams>(); }
@@ -310,6 +317,17 @@ bool is_default(const Stream& stream) {
 
 }  // namespace
 
+static void note_error(int device, int code) {
+  Guard guard(streams().mutex);
+  streams().errors.emplace(device, code);
+}
+
+int device_error(int device) {
+  Guard guard(streams().mutex);
+  auto found = streams().errors.find(device);
+  return found == streams().errors.end() ? 0 : found->second;
+}
+
 Stream::Stream(int device, bool waits_for_default) : device(device), waits_for_default(waits_for_default) {}
 
 std::shared_ptr<Stream> Stream::create(int device, bool waits_for_default) {
@@ -330,6 +348,7 @@ void Stream::serve() {
     lock.unlock();
     int code = work();
     work = nullptr;
+    if (code) note_error(device, code);
     lock.lock();
     if (code && !error_) error_ = code;
     finished_++;

@@ -68,6 +68,7 @@ struct Handle { char bytes[64]; };
 enum class Opened { OK, MALFORMED, OWN_PROCESS, GONE };
 bool export_block(uint64_t address, Handle& handle);   // of the whole block; false: no DEVICE block holds that address
 Opened open_block(const Handle& handle, int device, uint64_t& address);  // once more: the same address, one holder more
+int device_of(const Handle& handle);                   // of its owner; -1: malformed
 
 // Device to device, host to device and back. False if either end is in a device's memory range and freed or too short.
 bool copy(uint64_t to, uint64_t from, size_t nbytes);
@@ -75,10 +76,11 @@ bool fill(uint64_t to, unsigned char value, size_t nbytes);
 
 // ---- streams ---------------------------------------------------------------------------------------------------------
 
-using Work = std::function<int()>;  // 0, or the vendor's error code, which stays with the stream
+using Work = std::function<int()>;  // 0, or the vendor's error code, which stays with the stream and the device
 
 struct Graph {
   std::vector<Work> nodes;  // in an order in which they may run
+  bool spoilt = false;      // by a call that a capture forbids
 };
 
 class Stream : public std::enable_shared_from_this<Stream> {
@@ -129,6 +131,7 @@ void launch_graph(Stream& stream, std::shared_ptr<Graph> graph);
 
 std::shared_ptr<Stream> default_stream(int device);   // made at first use; others that wait for it are ordered with it
 void synchronize_device(int device);                  // all its streams, as freeing memory does
+int device_error(int device);                         // the first of all work on it: it has no end, as on a GPU
 
 // Host functions: one at a time in a process, as a driver may do. Inside of one, driver calls must be refused.
 Work host_function(std::function<void()> function);
