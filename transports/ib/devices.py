@@ -102,6 +102,11 @@ def read_gids(device: Any, port: Port) -> list[Gid]:
     return found
 
 
+def is_soft(port: Port) -> bool:
+    """Whether the device is the kernel's soft-RoCE, in software over an ordinary network interface."""
+    return (_SYSFS / port.device / "parent").exists()
+
+
 def _gid_kind(port: Port, index: int) -> str:
     try:
         return (_SYSFS / port.device / f"ports/{port.number}/gid_attrs/types/{index}").read_text().strip()

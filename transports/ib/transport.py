@@ -36,9 +36,11 @@ class IbTransport(Transport):
     def probe(self) -> Probe:
         """The active ports."""
         try:
-            return Probe(devices=tuple(map(str, devices.active_ports(self._library))))
+            ports = devices.active_ports(self._library)
         except TransportError as error:
             return Probe(reason=str(error))
+        soft = all(devices.is_soft(port) for port in ports)
+        return Probe(devices=tuple(map(str, ports)), level="real verbs, soft-RoCE" if soft else "real verbs")
 
     def open(self, context: Context) -> IbEndpoint:
         """An endpoint at one port, with a queue pair for each peer."""
