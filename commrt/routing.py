@@ -130,7 +130,7 @@ class Router:
         if found is None:
             native, keep = as_native(plan.program(rank), plan, identifier(plan.name) if number is None else number)
             out = ffi.new("cr_program**")
-            code = lib.cr_program_new(lane, native, out)
+            code = lib.cr_program_new(lane, native, ffi.NULL, out)
             del keep
             if code == lib.CR_NO_MEMORY:
                 raise MemoryError(f"no memory for plan {plan.name!r}")

@@ -35,7 +35,7 @@ CR_DEV char* user_address(const Launch& L, const Ref& ref) {
 
 CR_DEV char* slot_base(const Launch& L, const Ref& ref) {
   const Lane& lane = *L.lane;
-  if (ref.rank == SELF) return ref.buffer == SCRATCH ? lane.scratch : lane.packets;
+  if (ref.rank == SELF) return ref.buffer == SCRATCH ? lane.scratch : ref.buffer == HOST ? lane.host : lane.packets;
   return ref.buffer == SCRATCH ? lane.peers[ref.rank].scratch : lane.peers[ref.rank].packets;
 }
 

@@ -8,7 +8,7 @@ enum Code : u8 {
   COPY, PUT, GET, REDUCE, SIGNAL, WAIT, PUT_PACKETS, UNPACK_PACKETS, REDUCE_PACKETS, SWITCH_REDUCE, SWITCH_BROADCAST,
   BARRIER, SYNC, LOOP
 };
-enum Buffer : u8 { INPUT, OUTPUT, SCRATCH, PACKETS };
+enum Buffer : u8 { INPUT, OUTPUT, SCRATCH, PACKETS, HOST };  // the last: own scratch that peers of other devices reach
 enum Flags : u8 { FINAL = 1, PUBLISH = 2, SLICED = 4, SHARED = 8 };
 enum : i32 { SELF = -1 };
 enum Distance : u32 { NEAR, DOUBTFUL, FAR };
@@ -90,7 +90,7 @@ struct Lane {            // an ordered sequence of launches, and its memory
   u64 lap;               // flags run 1..lap
   u32 flag;              // of the same window
   u32 rank, ranks;
-  char *scratch, *packets;              // first halves
+  char *scratch, *packets, *host;       // first halves; the last: scratch in host memory, on a CPU the same
   u64 scratch_half, packets_half;       // bytes
   Control* control;
   Peer* peers;                          // [ranks]; peers[rank] is this rank itself
@@ -120,6 +120,7 @@ struct Launch {
   u64 first, width, part;                 // its first element, elements, elements of a part
   u64 input_bytes, output_bytes;
   u64 window;                             // most elements of a window
+  u64* done;                              // set to 1 once a kernel has ended well; or null
   u64 scratch_slot, packet_slot;          // bytes
 };
 

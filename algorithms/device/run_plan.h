@@ -1,7 +1,7 @@
 // Plans as kernels: one launch, one grid, one thread block for each block of the plan. All of its blocks are resident at
 // once: whoever launches sees to that. A plan holds a SYNC wherever a thread reads what others of its block wrote.
 //
-// Nothing that a launch is made of is written to, so a captured launch replays right: epochs are read here, from the lane.
+// Nothing that a launch is made of changes, so a captured launch replays right: epochs are read here, from the lane.
 #pragma once
 #include "device_math.h"
 #include "executor.h"
@@ -39,8 +39,11 @@ CR_DEV u32 close(Block& b, const Launch& L, bool more) {
   return GO;
 }
 
-CR_DEV void complete(const Lane& lane) {
-  if (tid() == 0 && !load_relaxed(&lane.failure)) store_release(&lane.control->completed, lane.control->sequence);
+CR_DEV void complete(const Launch& L) {
+  const Lane& lane = *L.lane;
+  if (tid() || load_relaxed(&lane.failure)) return;
+  store_release(&lane.control->completed, lane.control->sequence);
+  if (L.done) store_release(L.done, 1);
 }
 
 template <class Math> CR_DEV bool run_window(Block& b, const Launch& L) {
@@ -71,7 +74,7 @@ template <class Math> CR_DEV void run_plan(const Launch* launch, u32 block) {
     if (tid() == 0) going = close(b, L, next < L.count);
     sync_block();
     if (going == LAST) leave(L);
-    if (going == LAST && next >= L.count) complete(*L.lane);
+    if (going == LAST && next >= L.count) complete(L);
   } while (going != STOP && next < L.count);
 }
 

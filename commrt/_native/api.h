@@ -107,7 +107,9 @@ cr_lane* cr_comm_pair(cr_comm*, unsigned int peer, int send);
 
 unsigned int cr_lane_rank(cr_lane*);            // of this rank in the lane
 
-int cr_program_new(cr_lane*, const cr_plan*, cr_program** out);
+// `memory`: cr_program_bytes of it, that outlive the lane, for kernels to read the program in; null: made here.
+unsigned long long cr_program_bytes(const cr_plan*, unsigned int ranks);
+int cr_program_new(cr_lane*, const cr_plan*, void* memory, cr_program** out);
 // Routes: which program serves up to so many bytes. `root` beyond 0 only for rooted collectives. Owned by the lane.
 int cr_lane_route(cr_lane*, unsigned int collective, unsigned int symmetric, unsigned int root,
                   const unsigned long long* most_bytes, cr_program* const* programs, unsigned int n);
@@ -136,6 +138,19 @@ int cr_engine_progress_thread(cr_engine*);    // from now on progress needs no w
 // clock and the peer. CR_OK: go on; else what ended it. *began_ns: 0 before the first step.
 const unsigned long long* cr_comm_abort_word(cr_comm*);
 int cr_comm_tend(void* comm, unsigned peer, unsigned long long* began_ns, unsigned long long timeout_ns);
+
+// Collectives as kernels on a device. `memory`: cr_device_bytes of it, zeroed, at one address for the host and for kernels.
+// The other addresses are those of kernels: of segments in host memory, and of memory of the devices with the same layout
+// (0: joined through host memory).
+unsigned long long cr_device_bytes(cr_comm*);
+unsigned long long cr_device_launch_bytes(void);
+void cr_device_open(cr_comm*, void* memory, unsigned long long segment, unsigned long long device);
+void cr_device_join(cr_comm*, unsigned int peer, unsigned long long segment, unsigned long long device);
+// Fills in a launch, cr_device_launch_bytes of memory as above, for a kernel on so many blocks; *done becomes 1 once it has
+// ended well. Programs must be in such memory too.
+int cr_device_prepare(cr_comm*, const cr_call*, void* launch, unsigned long long* done, unsigned int* blocks);
+// A look at what the kernels are doing: CR_OK (nothing), CR_PENDING, or what broke the communicator, now or before.
+int cr_device_watch(cr_comm*);
 
 // Ports over this machine's own memory. The context is the peer's process id, by value.
 void cr_port_same_process(cr_port*);

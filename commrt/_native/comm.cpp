@@ -51,7 +51,7 @@ void cr_comm::init_lane(cr_lane& l, LaneKind kind, u32 peer) {
   lane.peers = l.peers.data();
   lane.abort = &abort;
   if (kind == COLLECTIVE) {
-    lane.scratch = config.segment + layout.scratch, lane.packets = config.segment + layout.packets;
+    lane.scratch = lane.host = config.segment + layout.scratch, lane.packets = config.segment + layout.packets;
     lane.scratch_half = shape.scratch_half, lane.packets_half = shape.packets_half;
   } else {
     // The mailbox of an ordered pair lies at its receiver; the sender's view of it has the same size.

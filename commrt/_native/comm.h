@@ -29,20 +29,16 @@ class SpinLock {
   std::atomic_flag flag_ = ATOMIC_FLAG_INIT;
 };
 
-struct StoredProgram {
-  Program program;
-  std::vector<Op> ops;
-  std::vector<Ref> refs;
-  std::vector<u32> peers, begin;
-  std::vector<u8> writes;
-};
-
 struct Route { u64 most_bytes; const Program* program; };
 typedef std::vector<Route> Routes;
 
 }  // namespace commrt
 
-struct cr_program : commrt::StoredProgram {};
+// A program lies in one block of memory, which kernels of a device may read where it stands.
+struct cr_program {
+  std::unique_ptr<char[]> own;  // the block, unless it was handed in
+  commrt::Program* program;
+};
 
 // One operation: queued in its lane, run by whoever drives the engine, looked at by the holder of its handle.
 struct cr_launch {
@@ -90,6 +86,9 @@ struct cr_group {
   std::vector<cr_place> stuck;    // of a deadlock
 };
 
+// A device's launch as the host last saw it.
+struct cr_watched { u64 sequence; i64 looked_ns, lost_ns, failed_ns; };
+
 struct cr_comm {
   cr_comm(cr_engine*, const cr_config&, cr_group*);
 
@@ -115,6 +114,8 @@ struct cr_comm {
   std::vector<u64> beats;
   std::vector<i64> beat_ns;
   bool has_ports;
+  commrt::Lane* device = nullptr;        // the lane of collectives as kernels see it, where they run on a device
+  cr_watched watched{};
   double timeout_s = -1, slice_s = -1;   // of calls that don't say
 
   commrt::Control* control(commrt::LaneKind kind, u32 peer) const {

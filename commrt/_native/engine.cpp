@@ -259,6 +259,7 @@ bool cr_engine::breaks(cr_comm& comm, const cr_failure& f, const cr_lane* lane, 
   comm.failure = f;
   if (lane) stand(*lane, looked_ns, comm.standing, now_ns());
   comm.state.store(f.code, std::memory_order_release);
+  if (comm.device) store_release(comm.device->abort, 1);
   return true;
 }
 

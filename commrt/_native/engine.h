@@ -18,6 +18,7 @@ struct cr_engine {
   bool drain(cr_comm&, i64 limit_ns);       // true: nothing of it is in flight any more
   int close(cr_comm&, i64 limit_ns);
   void abort(cr_comm&);
+  int watch(cr_comm&);                              // of collectives that run on a device
   void nudge_progress();                            // something was submitted that nobody waits for
   void start_thread();
   void stop();                                      // ends the thread

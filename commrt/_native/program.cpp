@@ -1,4 +1,8 @@
 // Plans as they come in: checked once more here, since an address computed from them is never checked again.
+#include <string.h>
+
+#include <algorithm>
+
 #include "comm.h"
 #include "reduce.h"
 
@@ -7,10 +11,12 @@ namespace {
 
 bool reduces(u32 collective) { return collective == ALL_REDUCE || collective == REDUCE_SCATTER || collective == REDUCE_TO; }
 
+bool is_scratch(u32 buffer) { return buffer == SCRATCH || buffer == HOST; }
+
 bool good_ref(const cr_plan& p, const cr_ref& ref, u32 rank, u32 ranks) {
-  u32 slots = ref.buffer == SCRATCH ? p.scratch_slots : ref.buffer == PACKETS ? p.packet_slots : ranks;
-  bool known = ref.rank == SELF || (ref.rank >= 0 && (u32)ref.rank < ranks && (u32)ref.rank != rank);
-  return ref.buffer <= PACKETS && ref.index < slots && ref.part < p.parts && known;
+  u32 slots = is_scratch(ref.buffer) ? p.scratch_slots : ref.buffer == PACKETS ? p.packet_slots : ranks;
+  bool known = ref.rank == SELF || (ref.rank >= 0 && (u32)ref.rank < ranks && (u32)ref.rank != rank && ref.buffer != HOST);
+  return ref.buffer <= HOST && ref.index < slots && ref.part < p.parts && known;
 }
 
 bool good_op(const cr_plan& p, const cr_op& op, u32 position) {
@@ -74,19 +80,70 @@ const Program* routed(const cr_lane& lane, const cr_call& call, u32 shift, bool 
 }
 
 // Plain stores go where a peer reads: into its memory, or into scratch here that this rank itself never reads.
-void mark_shared(StoredProgram& program, u32 slots) {
-  std::vector<u8> read(slots);
-  for (const Op& op : program.ops)
-    for (u32 k = op.ndst; k < op.ndst + op.nsrc; k++) {
-      const Ref& ref = program.refs[op.ref + k];
-      if (ref.buffer == SCRATCH && ref.rank == SELF) read[ref.index] = 1;
+void mark_shared(const Program& program, Op* ops, u32 nops) {
+  std::vector<u8> read(program.scratch_slots);
+  for (u32 at = 0; at < nops; at++)
+    for (u32 k = ops[at].ndst; k < ops[at].ndst + ops[at].nsrc; k++) {
+      const Ref& ref = program.refs[ops[at].ref + k];
+      if (is_scratch(ref.buffer) && ref.rank == SELF) read[ref.index] = 1;
     }
-  for (Op& op : program.ops)
-    for (u32 k = 0; k < op.ndst; k++) {
-      const Ref& ref = program.refs[op.ref + k];
-      bool shared = ref.buffer != PACKETS && (ref.rank != SELF || (ref.buffer == SCRATCH && !read[ref.index]));
-      if (shared) op.flags |= SHARED;
+  for (u32 at = 0; at < nops; at++)
+    for (u32 k = 0; k < ops[at].ndst; k++) {
+      const Ref& ref = program.refs[ops[at].ref + k];
+      bool shared = ref.buffer != PACKETS && (ref.rank != SELF || (is_scratch(ref.buffer) && !read[ref.index]));
+      if (shared) ops[at].flags |= SHARED;
     }
+}
+
+// Hands out a block of memory piece by piece; with none, only counts.
+class Pieces {
+ public:
+  explicit Pieces(char* memory) : memory_(memory) {}
+  template <class T> T* take(u64 n) {
+    at_ = (at_ + alignof(T) - 1) / alignof(T) * alignof(T);
+    T* here = memory_ ? (T*)(memory_ + at_) : nullptr;
+    at_ += n * sizeof(T);
+    return here;
+  }
+  u64 taken() const { return at_; }
+
+ private:
+  char* memory_;
+  u64 at_ = 0;
+};
+
+struct Parts { Program* program; Op* ops; Ref* refs; u32 *peers, *begin; u8* writes; };
+Parts parts_of(const cr_plan& p, u32 ranks, Pieces& pieces) {
+  Program* program = pieces.take<Program>(1);
+  Op* ops = pieces.take<Op>(p.nops);
+  Ref* refs = pieces.take<Ref>(p.nrefs);
+  u32 *peers = pieces.take<u32>(p.npeers), *begin = pieces.take<u32>(p.nblocks + 1);
+  return {program, ops, refs, peers, begin, pieces.take<u8>(ranks)};
+}
+
+// Most bytes of a chunk, so that all slots fit.
+u64 most_part(const cr_plan& p, const Lane& l) {
+  u64 most = 1ull << 40;
+  if (p.scratch_slots) most = least(most, l.scratch_half / p.scratch_slots / LINE * LINE);
+  if (p.packet_slots) most = least(most, (l.packets_half / p.packet_slots / LINE * LINE - PACKET) / PACKET * PACKET_DATA);
+  return most / 64 * 64;
+}
+
+void fill(const Parts& to, const cr_plan& p, const Lane& l) {
+  static_assert(sizeof(Op) == sizeof(cr_op) && sizeof(Ref) == sizeof(cr_ref));
+  memcpy((void*)to.ops, p.ops, p.nops * sizeof(Op));
+  memcpy((void*)to.refs, p.refs, p.nrefs * sizeof(Ref));
+  std::copy(p.peers, p.peers + p.npeers, to.peers);
+  std::copy(p.begin, p.begin + p.nblocks + 1, to.begin);
+  std::fill(to.writes, to.writes + l.ranks, 0);
+  for (u32 at = 0; at < p.nops; at++) {
+    to.ops[at].flags &= FINAL | PUBLISH | SLICED;
+    for (u32 k = 0; k < to.ops[at].ndst; k++)
+      if (i32 rank = to.refs[to.ops[at].ref + k].rank; rank != SELF) to.writes[rank] = 1;
+  }
+  *to.program = {to.ops, to.refs, to.peers, to.begin, p.nblocks, p.parts, p.scratch_slots, p.packet_slots, p.unit,
+                 most_part(p, l), p.synchronising, p.id, to.writes};
+  mark_shared(*to.program, to.ops, p.nops);
 }
 
 }  // namespace
@@ -118,7 +175,7 @@ u64 route_groups(u32 collective, u32 ranks) {
 
 bool prepare(cr_lane& lane, const cr_call& call, cr_launch& w, int& code) {
   Launch& L = w.launch;
-  const Program* program = call.program ? &call.program->program : nullptr;
+  const Program* program = call.program ? call.program->program : nullptr;
   u64 in, out;
   input_output_groups(call.collective, lane.lane.ranks, in, out);
   L.shift = log2_itemsize(call.dtype);
@@ -137,6 +194,7 @@ bool prepare(cr_lane& lane, const cr_call& call, cr_launch& w, int& code) {
   L.count = call.count;
   L.divisor = call.reduction == 4 ? lane.lane.ranks : 0;
   L.windows = symmetric ? lane.windows.data() : nullptr;
+  L.done = nullptr;
   u64 most = program->most_part >> L.shift;
   L.window = most > ~0ull / program->parts ? ~0ull : most * program->parts;
   L.what = call.collective | call.dtype << 8 | call.reduction << 16 | (u64)symmetric << 24 | (u64)program->id << 32;
@@ -149,31 +207,21 @@ bool prepare(cr_lane& lane, const cr_call& call, cr_launch& w, int& code) {
 
 using namespace commrt;
 
-extern "C" int cr_program_new(cr_lane* lane, const cr_plan* p, cr_program** out) try {
+extern "C" unsigned long long cr_program_bytes(const cr_plan* plan, unsigned ranks) {
+  Pieces pieces(nullptr);
+  parts_of(*plan, ranks, pieces);
+  return pieces.taken();
+}
+
+extern "C" int cr_program_new(cr_lane* lane, const cr_plan* p, void* memory, cr_program** out) try {
   const Lane& l = lane->lane;
-  if (validate(*p, l.rank, l.ranks)) return CR_INVALID;
+  if (validate(*p, l.rank, l.ranks) || most_part(*p, l) < 64) return CR_INVALID;  // not even a line fits in a slot
   auto stored = std::make_unique<cr_program>();
-  stored->ops.reserve(p->nops);
-  for (u32 k = 0; k < p->nops; k++) {
-    const cr_op& o = p->ops[k];
-    stored->ops.push_back({o.code, (u8)(o.flags & (FINAL | PUBLISH | SLICED)), o.channel, o.size_buffer, o.ndst, o.nsrc, o.ref, o.peer, o.npeers, o.size_index, o.size_part, o.target});
-  }
-  for (u32 k = 0; k < p->nrefs; k++) stored->refs.push_back({p->refs[k].buffer, p->refs[k].rank, p->refs[k].index, p->refs[k].part});
-  stored->peers.assign(p->peers, p->peers + p->npeers);
-  stored->begin.assign(p->begin, p->begin + p->nblocks + 1);
-  stored->writes.assign(l.ranks, 0);
-  for (const Op& op : stored->ops)
-    for (u32 k = 0; k < op.ndst; k++)
-      if (stored->refs[op.ref + k].rank != SELF) stored->writes[stored->refs[op.ref + k].rank] = 1;
-  mark_shared(*stored, p->scratch_slots);
-  u64 most = 1ull << 40;
-  if (p->scratch_slots) most = least(most, l.scratch_half / p->scratch_slots / LINE * LINE);
-  if (p->packet_slots) most = least(most, (l.packets_half / p->packet_slots / LINE * LINE - PACKET) / PACKET * PACKET_DATA);
-  most = most / 64 * 64;
-  if (most < 64) return CR_INVALID;  // not even a line fits in a slot
-  stored->program = {stored->ops.data(), stored->refs.data(), stored->peers.data(), stored->begin.data(), p->nblocks,
-                     p->parts, p->scratch_slots, p->packet_slots, p->unit, most, p->synchronising, p->id,
-                     stored->writes.data()};
+  if (!memory) stored->own.reset(new char[cr_program_bytes(p, l.ranks)]);
+  Pieces pieces(memory ? (char*)memory : stored->own.get());
+  Parts parts = parts_of(*p, l.ranks, pieces);
+  fill(parts, *p, l);
+  stored->program = parts.program;
   *out = stored.get();
   lane->keep(std::move(stored));
   return CR_OK;
@@ -185,7 +233,7 @@ extern "C" int cr_lane_route(cr_lane* lane, unsigned collective, unsigned symmet
                              const unsigned long long* most_bytes, cr_program* const* programs, unsigned n) try {
   if (symmetric > 1 || root >= lane->lane.ranks || collective >= COLLECTIVES) return CR_INVALID;
   auto routes = std::make_unique<Routes>();
-  for (u32 k = 0; k < n; k++) routes->push_back({most_bytes[k], &programs[k]->program});
+  for (u32 k = 0; k < n; k++) routes->push_back({most_bytes[k], programs[k]->program});
   lane->keep(lane->row(collective, symmetric, root), std::move(routes));
   return CR_OK;
 } catch (const std::bad_alloc&) {

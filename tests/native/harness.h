@@ -109,7 +109,7 @@ inline cr_program* make_program(cr_lane* lane, const RankPlan& p) {
   cr_plan plan = p.plan;
   plan.ops = p.ops.data(), plan.refs = p.refs.data(), plan.peers = p.peers.data(), plan.begin = p.begin.data();
   cr_program* program = nullptr;
-  int code = cr_program_new(lane, &plan, &program);
+  int code = cr_program_new(lane, &plan, nullptr, &program);
   CHECK(code == CR_OK, "cr_program_new answers %d", code);
   return program;
 }
