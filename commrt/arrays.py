@@ -11,13 +11,16 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from commrt import dtypes
 from commrt.dtypes import DType
 from commrt.errors import InvalidArgument, UnsupportedType
+
+if TYPE_CHECKING:
+    from commrt.backend import Backend, Memory
 
 MAX_DIMENSIONS = 64
 
@@ -38,8 +41,14 @@ class Buffer(msgspec.Struct, frozen=True, eq=False):
     owner: Any
 
 
+def on_device(backend: Backend, memory: Memory, count: int, dtype: str = "uint8") -> Buffer:
+    """An array of `count` elements at the start of a backend's memory, where no library of arrays is at hand."""
+    kind = dtypes.by_name(dtype)
+    return Buffer(memory.address, count * kind.itemsize, count, kind, backend.name, (count,), memory)
+
+
 def as_buffer(obj: Any, *, writable: bool) -> Buffer:
-    """The memory of an array, to be read, or also written if `writable`. Callable from any thread.
+    """The memory of an array, to be read, or also written if `writable`. Callable from any thread. Buffers stay as is.
 
     Raises InvalidArgument, with what to do instead, for what is not an array, not contiguous, or read-only where it
     would be written; UnsupportedType for an element type that commrt doesn't have.
@@ -53,6 +62,8 @@ _Reader = Callable[[Any, bool], Buffer]
 
 
 def _choose_reader(cls: type) -> _Reader:
+    if cls is Buffer:
+        return lambda buffer, writable: buffer
     if _is_a(cls, "numpy", "ndarray"):
         return _refuse_masked if hasattr(cls, "mask") else _from_numpy
     if _is_a(cls, "torch", "Tensor"):

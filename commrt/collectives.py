@@ -30,8 +30,8 @@ class Call(msgspec.Struct, frozen=True):
     nbytes: int
 
 
-def shapes(rank: int, size: int, collective: str, x: Any, out: Any, op: str, root: int) -> Call:
-    """Check a call's arrays against its collective. Raises InvalidArgument and its children; touches nothing."""
+def shapes(rank: int, size: int, collective: str, x: Any, out: Any, op: str, root: int, device: str = "cpu") -> Call:
+    """Check a call's arrays, on `device`, against its collective. Raises InvalidArgument and its children."""
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES, rank=rank)
     reduction = as_op(op)
@@ -41,6 +41,9 @@ def shapes(rank: int, size: int, collective: str, x: Any, out: Any, op: str, roo
     same = x is out
     source = _wanted(x, "x", has_input(collective, rank, root), same and collective in _SAME_BUFFER, rank, collective)
     target = source if same else _wanted(out, "out", has_output(collective, rank, root), True, rank, collective)
+    for name, buffer in (("x", source), ("out", target)):
+        if buffer is not None:
+            check_device(name, buffer, device, rank)
     one = source or target
     if one is None:
         raise InvalidArgument(f"{collective} without any array", rank=rank, operation=collective)
@@ -58,6 +61,12 @@ def shapes(rank: int, size: int, collective: str, x: Any, out: Any, op: str, roo
         source.address if source else 0, target.address if target else 0, count, one.dtype.code,
         reduction.code if collective in REDUCING else 0, nbytes,
     )  # fmt: skip
+
+
+def check_device(name: str, buffer: Buffer, device: str, rank: int) -> None:
+    """Raise InvalidArgument on `rank` for an array that is not where the communicator's arrays are."""
+    if buffer.device != device:
+        raise InvalidArgument(f"{name} is on {buffer.device!r}, this communicator's arrays on {device!r}", rank=rank)
 
 
 def check_rank(value: Any, what: str, rank: int, size: int) -> None:

@@ -274,6 +274,8 @@ class Communicator:
         what is coherent only between launches is not shared with peers, and used like any ordinary array.
         """
         self._issuer.check_usable()
+        if self._group.device is not None:
+            raise InvalidArgument("symmetric memory is of the host alone yet", rank=self.rank)
         return self._symmetric.empty(shape, as_dtype(dtype), kind)
 
     def channels(self, array: Any, blocks: int = 1, packet_nbytes: int = 0, timeout: float | None = None) -> Channels:
@@ -323,7 +325,7 @@ class Communicator:
     @property
     def backend(self) -> Backend:
         """The device that this communicator's memory and kernels are on."""
-        return self._group.backend
+        return self._group.backend if self._group.device is None else self._group.device.backend
 
     @property
     def settings(self) -> Settings:
@@ -401,6 +403,7 @@ class Communicator:
         broken = self._issuer.refusal
         self._issuer.refuse(lambda: CommunicatorClosed("the communicator is closed", rank=self.rank))
         self._kernels.close(timeout_s)
+        self._issuer.end(timeout_s)
         code = lib.cr_comm_close(self._group.native, timeout_s)
         error = self._issuer.failure() if code and broken is None else None
         self._issuer.leave()
@@ -423,15 +426,15 @@ class Communicator:
         """Every rank's bytes, by rank. Collective; the values may differ in length."""
         import numpy
 
-        lengths = numpy.empty(self.size, numpy.int64)
-        self.all_gather(numpy.array([len(value)], numpy.int64), lengths)
+        length, lengths = numpy.array([len(value)], numpy.int64), numpy.empty(self.size, numpy.int64)
+        self._issuer.exchange(self.all_gather, length.view(numpy.uint8), lengths.view(numpy.uint8))
         most = int(lengths.max())
         if not 0 <= int(lengths.min()) <= most <= _MOST_EXCHANGED:
             raise TransportError(f"a peer announced {most} bytes to exchange", rank=self.rank)
         padded = numpy.zeros(most, numpy.uint8)
         padded[: len(value)] = numpy.frombuffer(value, numpy.uint8)
         everyone = numpy.empty((self.size, most), numpy.uint8)
-        self.all_gather(padded, everyone)
+        self._issuer.exchange(self.all_gather, padded, everyone.reshape(-1))
         return [everyone[rank, : lengths[rank]].tobytes() for rank in range(self.size)]
 
 

@@ -11,28 +11,31 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from commrt import __version__
-from commrt.backend import Backend, Memory
+from commrt.backend import Backend, DeviceBackend, Memory
 from commrt.errors import BootstrapError, CommrtError, ConfigError, Unavailable
+from commrt.kernel_lane import DeviceSide
 from commrt.kinds import Allocator
 from commrt.native import PythonPort, ffi, lib
 from commrt.plugins import Registry
 from commrt.settings import Settings
-from commrt.transport import Connection, Context, Endpoint, Exchange, MemoryTransport, TellingConnection
+from commrt.transport import Connection, Context, Endpoint, Exchange, MemoryTransport, TellingConnection, Transport
 
 _log = logging.getLogger("commrt.init")
+_HOST = "cpu"  # the backend of host memory
 _PAIR_SCRATCH, PAIR_PACKETS = 64 << 10, 8 << 10  # half a mailbox of an ordered pair
 
 
 class _Hello(msgspec.Struct, frozen=True):
     version: str
     size: int
+    backend: str
     settings: dict[str, Any]
     token: bytes
     boot: str
@@ -78,7 +81,10 @@ def process_engine(pid: int) -> Any:
 
 @dataclass
 class Group:
-    """Joined ranks: native communicator, links and memory. Closed by the communicator that holds it."""
+    """Joined ranks: native communicator, links and memory. Closed by the communicator that holds it.
+
+    `backend`: of host memory, in which the segment lies. `device`: where this rank's arrays are, if not there.
+    """
 
     rank: int
     size: int
@@ -95,6 +101,7 @@ class Group:
     capabilities: frozenset[str] = frozenset()
     pair_packets_half: int = PAIR_PACKETS
     keep: list[Any] = field(default_factory=list)
+    device: DeviceSide | None = None
 
     def troubles(self) -> dict[int, str]:
         """What ended links, by peer, as far as they can tell."""
@@ -105,6 +112,8 @@ class Group:
         """Unmap everything, once nothing is in flight. The native communicator stays, for those who still ask it."""
         for endpoint in self.endpoints.values():
             endpoint.close()
+        if self.device is not None:
+            self.device.close()
         self.segment.close()
 
 
@@ -141,14 +150,16 @@ class Setup:
         hellos = self._round(_Hello, self._hello)
         self._compare(hellos)
         settings = self.settings.adopt(hellos[0].settings)
-        backend: Backend = self.registry.require("backends", "cpu")
+        backend: Backend = self.registry.require("backends", _HOST)
         context = Context(self.rank, self.size, hellos[0].token, backend, dict(self.options.transport), settings)
         addresses = self._round(_Reaches, lambda: self._open(settings, context, endpoints))
         reaches = self._round(_Links, lambda: self._reach(endpoints, addresses))
-        links = self._choose(reaches)
+        hosts, devices = self._families(endpoints)
+        links = self._choose(reaches, hosts)
+        near = self._near(reaches, devices, settings)
         shape = _shape(self.size, settings)
-        allocator = self._allocator(backend, endpoints)
-        keys = self._round(_Keys, lambda: self._register(shape, allocator, endpoints, links, memory))
+        allocator = self._allocator(backend, {name: endpoints[name] for name in hosts})
+        keys = self._round(_Keys, lambda: self._register(shape, allocator, endpoints, links, near, memory))
         native = self._native(shape, memory[0], hellos, settings)
         group = Group(
             rank=self.rank,
@@ -162,7 +173,7 @@ class Setup:
             token=context.token,
             allocator=allocator,
         )
-        offers = self._round(_Offers, lambda: self._connect(group, addresses, keys))
+        offers = self._round(_Offers, lambda: self._connect(group, near, hellos, addresses, keys, memory))
         group.capabilities = frozenset.intersection(*(frozenset(offer.capabilities) for offer in offers))
         return group
 
@@ -194,7 +205,7 @@ class Setup:
     def _hello(self) -> _Hello:
         boot = Path("/proc/sys/kernel/random/boot_id")
         return _Hello(
-            __version__, self.size, self.settings.shared(), secrets.token_bytes(16),
+            __version__, self.size, self.settings.backend, self.settings.shared(), secrets.token_bytes(16),
             boot.read_text().strip() if boot.exists() else "", tuple(sorted(os.sched_getaffinity(0))),
         )  # fmt: skip
 
@@ -207,7 +218,9 @@ class Setup:
 
     def _open(self, settings: Settings, context: Context, endpoints: dict[str, Endpoint]) -> _Reaches:
         for name in self._candidates(settings):
-            endpoints[name] = self.registry.require("transports", name).open(context)
+            transport = self.registry.require("transports", name)
+            own = context if _HOST in transport.backends else replace(context, backend=self._device())
+            endpoints[name] = transport.open(own)
         return _Reaches({name: endpoint.address for name, endpoint in endpoints.items()})
 
     def _candidates(self, settings: Settings) -> list[str]:
@@ -215,10 +228,31 @@ class Setup:
             probe = self.registry.require("transports", settings.transport).probe()
             if not probe.devices:
                 raise Unavailable(f"transport {settings.transport!r} can't serve here: {probe.reason}", rank=self.rank)
-            return [settings.transport]
         usable = sorted(self.registry.usable("transports").items())
-        probes = {name: transport.probe() for name, transport in usable}
-        return [name for name, probe in probes.items() if probe.devices and probe.joins == "processes"]
+        return [name for name, transport in usable if self._serves(transport, settings.transport)]
+
+    def _serves(self, transport: Transport, forced: str | None) -> bool:
+        """Whether to open it. One that is forced takes the place of those that join the same memory."""
+        if not {_HOST, self.settings.backend} & set(transport.backends):
+            return False
+        if forced is not None and set(transport.backends) & set(self.registry.require("transports", forced).backends):
+            return transport.name == forced
+        probe = transport.probe()
+        return bool(probe.devices) and probe.joins == "processes"
+
+    def _device(self) -> DeviceBackend:
+        """The backend of this rank's arrays, where that is a device."""
+        backend = self.registry.require("backends", self.settings.backend)
+        if not isinstance(backend, DeviceBackend):
+            raise ConfigError(f"backend {self.settings.backend!r} does not run plans as kernels", rank=self.rank)
+        if not (probe := backend.probe()).devices:
+            raise Unavailable(f"backend {self.settings.backend!r} can't serve here: {probe.reason}", rank=self.rank)
+        return backend
+
+    def _families(self, endpoints: Mapping[str, Endpoint]) -> tuple[list[str], list[str]]:
+        """The transports that join host memory, and those that join the memory of this rank's device."""
+        joins = {name: self.registry.require("transports", name).backends for name in endpoints}
+        return [name for name in joins if _HOST in joins[name]], [name for name in joins if _HOST not in joins[name]]
 
     def _reach(self, endpoints: dict[str, Endpoint], addresses: Sequence[_Reaches]) -> _Links:
         found: dict[str, list[tuple[float, float] | None]] = {}
@@ -231,22 +265,38 @@ class Setup:
             found[name] = row
         return _Links(found)
 
-    def _choose(self, reaches: Sequence[_Links]) -> dict[int, str]:
+    def _choose(self, reaches: Sequence[_Links], names: Sequence[str]) -> dict[int, str]:
         """The best link that both ends can use, for each peer; both ends come to the same answer."""
-        return {peer: self._best(reaches, peer) for peer in range(self.size) if peer != self.rank}
+        links: dict[int, str] = {}
+        for peer in (peer for peer in range(self.size) if peer != self.rank):
+            best = self._best(reaches, names, peer)
+            if best is None:
+                tried = ", ".join(sorted(names)) or "none"
+                raise BootstrapError(
+                    f"no transport joins ranks {self.rank} and {peer} (tried {tried})", rank=self.rank, peer=peer
+                )
+            links[peer] = best
+        return links
 
-    def _best(self, reaches: Sequence[_Links], peer: int) -> str:
+    def _best(self, reaches: Sequence[_Links], names: Sequence[str], peer: int) -> str | None:
         both: list[tuple[float, str]] = []
-        for name, row in reaches[self.rank].reaches.items():
-            there, back = row[peer], reaches[peer].reaches.get(name, [None] * self.size)[self.rank]
+        for name in names:
+            there = reaches[self.rank].reaches[name][peer]
+            back = reaches[peer].reaches.get(name, [None] * self.size)[self.rank]
             if there and back:
                 both.append((max(there[0], back[0]) + 1e3 / min(there[1], back[1]), name))
-        if not both:
-            names = ", ".join(sorted(reaches[self.rank].reaches)) or "none"
+        return min(both)[1] if both else None
+
+    def _near(self, reaches: Sequence[_Links], names: Sequence[str], settings: Settings) -> dict[int, str]:
+        """The best link between the devices' memories, for each peer that has one; the others meet in host memory."""
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        near = {peer: name for peer in peers if (name := self._best(reaches, names, peer))}
+        if settings.transport in names and len(near) < len(peers):
+            far = next(peer for peer in peers if peer not in near)
             raise BootstrapError(
-                f"no transport joins ranks {self.rank} and {peer} (tried {names})", rank=self.rank, peer=peer
+                f"transport {settings.transport!r} does not join ranks {self.rank} and {far}", rank=self.rank, peer=far
             )
-        return min(both)[1]
+        return near
 
     def _allocator(self, backend: Backend, endpoints: Mapping[str, Endpoint]) -> Allocator:
         transports = (self.registry.require("transports", name) for name in endpoints)
@@ -258,13 +308,19 @@ class Setup:
         allocator: Allocator,
         endpoints: dict[str, Endpoint],
         links: dict[int, str],
+        near: dict[int, str],
         memory: list[Memory],
     ) -> _Keys:
         kind = allocator.kind(self.options.transport.get("segment_kind"))
         if kind.coherence != "kernel":
             raise ConfigError(f"scratch must be kernel-coherent; {kind.name!r} memory is not", rank=self.rank)
-        memory.append(allocator.allocate(lib.cr_segment_bytes(shape), kind))
-        return _Keys({name: endpoints[name].register(memory[0]) for name in sorted(set(links.values()))})
+        nbytes = lib.cr_segment_bytes(shape)
+        memory.append(allocator.allocate(nbytes, kind))
+        keys = {name: endpoints[name].register(memory[0]) for name in sorted(set(links.values()))}
+        if near:
+            memory.append(self._device().allocate(nbytes))
+            keys |= {name: endpoints[name].register(memory[1]) for name in sorted(set(near.values()))}
+        return _Keys(keys)
 
     def _native(self, shape: Any, segment: Memory, hellos: Sequence[_Hello], settings: Settings) -> Any:
         here = [hello for hello in hellos if hello.boot == hellos[self.rank].boot]
@@ -280,7 +336,10 @@ class Setup:
             raise BootstrapError("the native communicator refused its configuration", rank=self.rank)
         return ffi.gc(native, lib.cr_comm_free)
 
-    def _connect(self, group: Group, addresses: Sequence[_Reaches], keys: Sequence[_Keys]) -> _Offers:
+    def _connect(
+        self, group: Group, near: dict[int, str], hellos: Sequence[_Hello], addresses: Sequence[_Reaches],
+        keys: Sequence[_Keys], memory: Sequence[Memory],
+    ) -> _Offers:  # fmt: skip
         capabilities = {"mapped", "direct"}
         self._attach_self(group)
         for peer, name in group.links.items():
@@ -291,11 +350,27 @@ class Setup:
             if connection.direct is None:
                 capabilities.discard("direct")
             self._attach(group, peer, connection)
+        if any(hello.backend != _HOST for hello in hellos):
+            capabilities.discard("direct")
+        if len(near) not in (0, self.size - 1):
+            capabilities.discard("mapped")  # what this rank writes once, not all of its peers would find in one place
+        if group.backend.name != self.settings.backend:
+            opened = {
+                peer: group.endpoints[name].connect(peer, addresses[peer].addresses[name], keys[peer].keys[name])
+                for peer, name in near.items()
+            }
+            group.device = self._side(group, opened, memory)
         names = set(group.links.values())
         if len(names) == 1:
             capabilities |= group.endpoints[names.pop()].group(range(self.size), self.exchange)
         _log.info("rank %d of %d: links %s, capabilities %s", self.rank, self.size, group.links, sorted(capabilities))
         return _Offers(tuple(sorted(capabilities)))
+
+    def _side(self, group: Group, opened: Mapping[int, Connection], memory: Sequence[Memory]) -> DeviceSide:
+        hosts = {peer: connection.mapped for peer, connection in group.connections.items()}
+        hosts[self.rank] = group.segment.address
+        near = {peer: connection.mapped for peer, connection in opened.items()}
+        return DeviceSide(self._device(), group.native, self.rank, memory[0].nbytes, hosts, near, memory[1:])
 
     def _attach_self(self, group: Group) -> None:
         """A rank reaches itself without a link."""

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from commrt.arrays import as_buffer
-from commrt.collectives import Call, check_rank, shapes
+from commrt.collectives import Call, check_device, check_rank, shapes
 from commrt.dtypes import DTYPES
 from commrt.errors import CommrtError, CommunicatorBroken, CommunicatorClosed, InvalidArgument
 from commrt.failures import Circumstances, Place, Standing, to_error
 from commrt.group import Group, Setup
+from commrt.kernel_lane import KernelLane
 from commrt.native import COLLECTIVE_CODES, ffi, lib, short_way
 from commrt.plan import MAX_BLOCKS, Plan
 from commrt.routing import Router
@@ -47,6 +48,10 @@ class Issuer:
         self._setup, self._group, self._router, self._covers = setup, group, router, covers
         self._lock = threading.RLock()
         self._left = False
+        self._device = group.settings.backend if group.device is None else group.device.backend.name
+        self._kernels: KernelLane | None = None
+        if group.device is not None:
+            self._kernels = KernelLane(group.device, group.rank, self.timeout, router.install, self._broke)
         self._arrays: type | None = None  # numpy's array class, while the short way is open
         self.short = short_way(self.lane, self._after_short)
         self._pairs: dict[tuple[int, bool], _Pair] = {}  # by peer and direction
@@ -70,7 +75,8 @@ class Issuer:
     def _open_short_way(self) -> None:
         """Tell the engine numpy's types, once the program has imported numpy itself."""
         numpy = sys.modules.get("numpy")
-        if numpy is None or sys.implementation.name != "cpython" or self._last[1] is not None:
+        closed = self._kernels is not None or self._last[1] is not None
+        if numpy is None or sys.implementation.name != "cpython" or closed:
             return
         for dtype in DTYPES:
             if not dtype.extended or "ml_dtypes" in sys.modules:
@@ -100,7 +106,7 @@ class Issuer:
             raise InvalidArgument(f"an algorithm is called by its name, not {algorithm!r}", rank=self._group.rank)
         if self._arrays is None:
             self._open_short_way()
-        call: Call = shapes(self._group.rank, self._group.size, collective, x, out, op, root)
+        call: Call = shapes(self._group.rank, self._group.size, collective, x, out, op, root, self._device)
         native = ffi.new("cr_call*")
         native.collective = COLLECTIVE_CODES[collective]
         native.dtype, native.reduction, native.root = call.dtype, call.reduction, root
@@ -119,6 +125,9 @@ class Issuer:
         self.check_usable()
         self.check_rank(peer, "peer")
         buffer = as_buffer(x, writable=not send)
+        check_device("x", buffer, self._device, self._group.rank)
+        if self._kernels is not None:
+            raise InvalidArgument("send and receive know arrays in host memory alone yet", rank=self._group.rank)
         if self._arrays is None:
             self._open_short_way()
         lane = (self._pairs.get((peer, send)) or self._open_pair(peer, send)).lane
@@ -133,11 +142,15 @@ class Issuer:
 
     def finish(self, lane: Any, call: Any, keep: Any, seconds: float) -> None:
         """Run to the end. `keep` holds the arrays."""
+        if self._kernels is not None:
+            return self._kernels.run(call, keep, seconds)
         self._await_stream(None)
         self._run(lane, call, keep, seconds)
 
-    def start(self, lane: Any, call: Any, keep: Any, seconds: float) -> NativeWork:
+    def start(self, lane: Any, call: Any, keep: Any, seconds: float) -> Work:
         """Start, and return at once."""
+        if self._kernels is not None:
+            return self._kernels.start(call, keep)
         self._await_stream(None)
         lib.cr_engine_progress_thread(self._setup.engine)
         handle = ffi.new("cr_launch**")
@@ -149,8 +162,10 @@ class Issuer:
             self.settle(code)
         return self._hold(NativeWork(handle[0], self.settle, keep))
 
-    def on_stream(self, stream: Stream, call: Any, keep: Any, seconds: float) -> StreamWork:
+    def on_stream(self, stream: Stream, call: Any, keep: Any, seconds: float) -> Work:
         """Run when the stream comes to it."""
+        if self._kernels is not None:
+            return self._kernels.start(call, keep, stream)
         return self.queue(stream, lambda: self._run(self.lane, call, keep, seconds))
 
     def queue(self, stream: Stream, work: Callable[[], None]) -> StreamWork:
@@ -197,9 +212,7 @@ class Issuer:
             raise InvalidArgument("the native core refused the call", rank=self._group.rank)
         if code == lib.CR_NO_MEMORY:
             raise MemoryError("no memory for the operation")
-        error = self.failure()
-        self.broken_by(error)
-        raise error
+        raise self._broke()
 
     def broken_by(self, error: CommrtError) -> None:
         """From now on every call raises, naming this cause."""
@@ -217,9 +230,27 @@ class Issuer:
         )
         return to_error(record, around)
 
+    def exchange(self, all_gather: Callable[[Any, Any], None], value: Any, everyone: Any) -> None:
+        """all_gather of bytes in numpy arrays, wherever the communicator's arrays are."""
+        if self._kernels is None:
+            all_gather(value, everyone)
+        else:
+            self._kernels.exchange(all_gather, value, everyone)
+
+    def end(self, timeout_s: float) -> None:
+        """Let what was launched on a device end, or end it."""
+        if self._kernels is not None:
+            self._kernels.close(timeout_s)
+
     def leave(self) -> None:
         """The communicator is closed: its group's record of a deadlock may go."""
         self._left = True
+
+    def _broke(self) -> CommrtError:
+        """What broke the communicator; later calls will say so."""
+        error = self.failure()
+        self.broken_by(error)
+        return error
 
     def _run(self, lane: Any, call: Any, keep: Any, seconds: float) -> None:
         self.check_usable()

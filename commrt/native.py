@@ -9,7 +9,7 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 from commrt._native import _core
-from commrt.plan import BUFFERS, COLLECTIVES, OPERATIONS, RankProgram
+from commrt.plan import BUFFERS, COLLECTIVES, OPERATIONS, SELF, RankProgram, Ref
 
 if TYPE_CHECKING:
     from commrt._native._calls import ShortWay
@@ -20,6 +20,7 @@ lib: Any = _core.lib
 _log = logging.getLogger("commrt.net")
 
 COLLECTIVE_CODES = {name: code for code, name in enumerate(COLLECTIVES)}
+_HOST = len(BUFFERS)  # own scratch in host memory
 _FLAGS = {"final": 1, "publish": 2, "sliced": 4}
 
 
@@ -39,8 +40,19 @@ def short_way(lane: Any, otherwise: Callable[[int, Any, Any], bool]) -> ShortWay
     return _ShortWay(int(ffi.cast("uintptr_t", lane)), otherwise)
 
 
-def as_native(program: RankProgram, plan: Any, identifier: int) -> tuple[Any, list[Any]]:
-    """A `cr_plan` for one rank's program, and what must stay alive while it is read."""
+def _place(ref: Ref, host_slots: frozenset[int]) -> int:
+    if ref.buffer == "scratch" and ref.rank == SELF and ref.index in host_slots:
+        return _HOST
+    return BUFFERS.index(ref.buffer)
+
+
+def as_native(
+    program: RankProgram, plan: Any, identifier: int, host_slots: frozenset[int] = frozenset()
+) -> tuple[Any, list[Any]]:
+    """A `cr_plan` for one rank's program, and what must stay alive while it is read.
+
+    host_slots: of this rank's own scratch, those that lie in host memory where the others are on a device.
+    """
     ops: list[tuple[int, ...]] = []
     refs: list[tuple[int, ...]] = []
     peers: list[int] = []
@@ -52,7 +64,7 @@ def as_native(program: RankProgram, plan: Any, identifier: int) -> tuple[Any, li
             codes = (OPERATIONS.index(op.name), flags, op.channel, BUFFERS.index(op.size.buffer))
             lists = (len(op.dst), len(op.src), len(refs), len(peers), len(op.peers))
             ops.append((*codes, *lists, *size, op.target))
-            refs += [(BUFFERS.index(ref.buffer), ref.rank, ref.index, ref.part) for ref in (*op.dst, *op.src)]
+            refs += [(_place(ref, host_slots), ref.rank, ref.index, ref.part) for ref in (*op.dst, *op.src)]
             peers += op.peers
         begin.append(len(ops))
     keep = [

@@ -11,7 +11,7 @@ from commrt.collectives import ROOTED
 from commrt.errors import InvalidArgument
 from commrt.group import Group, half
 from commrt.native import COLLECTIVE_CODES, as_native, ffi, lib
-from commrt.plan import COLLECTIVES, Plan
+from commrt.plan import COLLECTIVES, SELF, Plan
 from commrt.plugins import Registry
 from commrt.selection import Explanation, Selection
 
@@ -122,15 +122,19 @@ class Router:
         if found is not None:
             return found
         rank = self._group.rank if role is None else role
-        plan = algorithm.plan(self._group.size if role is None else _PAIR, only=[rank], root=root)
+        ranks = self._group.size if role is None else _PAIR
+        plan = algorithm.plan(ranks, only=None if self._far() else [rank], root=root)
         return self._lowered((lane, name, root), lane, plan, rank)
 
     def _lowered(self, key: tuple[Any, str, int], lane: Any, plan: Plan, rank: int, number: int | None = None) -> Any:
         found = self._programs.get(key)
         if found is None:
-            native, keep = as_native(plan.program(rank), plan, identifier(plan.name) if number is None else number)
+            number = identifier(plan.name) if number is None else number
+            native, keep = as_native(plan.program(rank), plan, number, self._host_slots(plan, rank))
             out = ffi.new("cr_program**")
-            code = lib.cr_program_new(lane, native, ffi.NULL, out)
+            side = self._group.device
+            memory = ffi.NULL if side is None else side.share(lib.cr_program_bytes(native, plan.ranks))
+            code = lib.cr_program_new(lane, native, memory, out)
             del keep
             if code == lib.CR_NO_MEMORY:
                 raise MemoryError(f"no memory for plan {plan.name!r}")
@@ -138,3 +142,26 @@ class Router:
                 raise InvalidArgument(f"plan {plan.name!r} does not fit into this communicator's scratch", rank=rank)
             found = self._programs[key] = out[0]
         return found
+
+    def _far(self) -> frozenset[int]:
+        """Peers that reach this rank's host memory alone, where others reach its device's."""
+        side = self._group.device
+        if side is None or not side.near:
+            return frozenset()
+        return frozenset(self._group.links) - side.near
+
+    def _host_slots(self, plan: Plan, rank: int) -> frozenset[int]:
+        """Slots of this rank's scratch that such peers write, and so find in host memory. Raises InvalidArgument."""
+        far = self._far()
+        writers: dict[int, set[int]] = {}
+        for program in plan.programs if far else ():
+            own = SELF if program.rank == rank else rank
+            for op in (op for block in program.blocks for op in block):
+                for ref in op.dst:
+                    if ref.buffer == "scratch" and ref.rank == own:
+                        writers.setdefault(ref.index, set()).add(program.rank)
+        if torn := [slot for slot, ranks in writers.items() if ranks & far and ranks - far]:
+            raise InvalidArgument(
+                f"plan {plan.name!r}: slots {torn} are written by ranks that meet in different memory"
+            )
+        return frozenset(slot for slot, ranks in writers.items() if ranks & far)

@@ -105,7 +105,7 @@ def _setting(parse: Callable[[object], Any], expected: str, default: Any, help: 
     return field(default=default, metadata={"parse": parse, "expected": expected, "help": help})
 
 
-_OWN = frozenset({"debug", "debug_subsys", "debug_file", "secret_file", "ib_device", "ib_gid_index"})
+_OWN = frozenset({"backend", "debug", "debug_subsys", "debug_file", "secret_file", "ib_device", "ib_gid_index"})
 _SECONDS = "a positive number of seconds"
 _NBYTES = "a positive number of bytes, like 65536, 64K or 4M"
 
@@ -126,6 +126,7 @@ class Settings:
     transport: str | None = _setting(
         _name, "a transport's name", None, "The only transport to use; init fails where it can't serve."
     )
+    backend: str = _setting(_name, "a backend's name", "cpu", "The kind of device that this rank's arrays are on.")
     algorithm: str | None = _setting(
         _name, "an algorithm's name", None, "The only algorithm to use; a collective that can't run it fails."
     )

@@ -140,9 +140,13 @@ class Endpoint(Protocol):
 
 @runtime_checkable
 class Transport(Protocol):
-    """A kind of link. `memory_kinds` are those it adds to the backend's; one that adds any is a `MemoryTransport`."""
+    """A kind of link. `memory_kinds` are those it adds to the backend's; one that adds any is a `MemoryTransport`.
+
+    backends: whose memory it joins, by their names. Host memory is the CPU backend's.
+    """
 
     name: str
+    backends: tuple[str, ...] = ("cpu",)
     memory_kinds: tuple[MemoryKind, ...] = ()
 
     def probe(self) -> Probe:

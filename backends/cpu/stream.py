@@ -32,6 +32,8 @@ class CpuEvent:
 class CpuStream:
     """Implements `commrt.backend.Stream`. Its thread is a daemon that starts with the first work."""
 
+    capturing = False
+
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], CpuEvent]] = queue.SimpleQueue()
         self._lock = threading.Lock()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -40,15 +41,17 @@ class World:
 
     transport: "loopback" (all cursors in one engine, deadlocks found), or any other that joins threads, such as "shm".
     shared_engine=False gives each rank an engine of its own, so that ranks really run at once, as sanitizers want.
+    backends: of each rank, where they are not all the same.
     """
 
     def __init__(
         self, size: int, transport: str = "loopback", *, options: Options | None = None, shared_engine: bool = True,
-        registry: Registry | None = None, **settings: Any,
+        registry: Registry | None = None, backends: Sequence[str] = (), **settings: Any,
     ) -> None:  # fmt: skip
         self.size = size
         self._registry = registry or default_registry()
         self._settings = Settings.from_environment({}, **{"transport": transport, "timeout_s": 60.0, **settings})
+        self._backends = backends or [self._settings.backend] * size
         self._options = options or Options()
         # Works and communicators may outlive the world, and hold on to these.
         self._engines = [ffi.gc(lib.cr_engine_new(), lib.cr_engine_free) for _ in range(1 if shared_engine else size)]
@@ -96,8 +99,9 @@ class World:
     def _join(self, rank: int, meeting: _Meeting) -> Communicator:
         engine = self._engines[rank % len(self._engines)]
         exchange = lambda value: meeting.exchange(rank, value)  # noqa: E731
+        settings = replace(self._settings, backend=self._backends[rank])
         return Communicator(
-            Setup(rank, self.size, exchange, self._settings, self._registry, self._options, engine, self._group)
+            Setup(rank, self.size, exchange, settings, self._registry, self._options, engine, self._group)
         )
 
     def _threads(self, function: Callable[[int], _Result]) -> list[_Result]:

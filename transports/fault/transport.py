@@ -39,6 +39,7 @@ class FaultTransport:
     """Implements `commrt.transport.Transport`."""
 
     name = "fault"
+    backends = ("cpu",)
     memory_kinds: tuple[MemoryKind, ...] = ()
 
     def probe(self) -> Probe:

@@ -35,6 +35,7 @@ class LoopbackTransport:
     """Implements `commrt.transport.Transport`. Knows the memory that its endpoints registered, by unguessable key."""
 
     name = "loopback"
+    backends = ("cpu",)
     memory_kinds: tuple[MemoryKind, ...] = (EMULATED_LAUNCH,)  # makes it a MemoryTransport
 
     def __init__(self) -> None:

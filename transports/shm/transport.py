@@ -38,6 +38,7 @@ class ShmTransport:
     """Implements `commrt.transport.Transport`."""
 
     name = "shm"
+    backends = ("cpu",)
     memory_kinds: tuple[MemoryKind, ...] = ()
 
     def probe(self) -> Probe:
