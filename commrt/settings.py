@@ -34,6 +34,7 @@ LAUNCHER_VARIABLES: Mapping[str, str] = MappingProxyType(
         "COMMRT_RENDEZVOUS": "Where the ranks meet: `host:port` of the store, or `file:///path`, where rank 0 says it.",
         "COMMRT_STORE_FD": "Inherited descriptor of the store's listening socket (rank 0).",
         "COMMRT_SECRET_FD": "Inherited descriptor to read the job's secret from.",
+        "COMMRT_INSECURE": "1 after `commrt run --insecure`: the ranks may meet beyond one host without a secret.",
     }
 )
 

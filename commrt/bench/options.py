@@ -49,6 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     algorithm: str | None = None
     transport: str | None = None
     skipped: tuple[str, ...] = ()
+    told_by_each_node: bool = False
 
 
 class Cell(msgspec.Struct, frozen=True):

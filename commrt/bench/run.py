@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
@@ -20,26 +20,39 @@ from commrt.bootstrap import detect
 from commrt.errors import CommrtError, ConfigError, InvalidArgument, UnknownName
 from commrt.plugins import default_registry
 
+if TYPE_CHECKING:
+    from commrt.launcher import Node
+
 _MOST_PLACE_BYTES = 512
 
 
-def run(options: Options, ranks: int | None) -> int:
+def run(options: Options, ranks: int | None, node: Node | None = None) -> int:
     """Measure, print, and return the exit status: 0, 1 for wrong data or a failed operation, 2 for bad arguments.
 
-    Under a launcher this process is one rank of it; `ranks` must then be the launcher's number, or None.
+    Under a launcher this process is one rank of it; `ranks` must then be the launcher's number, or None. With `node`
+    it starts its own ranks nevertheless, `ranks` of them on each node.
     """
-    found = detect()
-    if found.launcher != "none":
+    found = detect() if node is None else None
+    if found is not None and found.launcher != "none":
         if ranks not in (None, found.size):
             raise ConfigError(f"-n is {ranks}, but {found.launcher} started {found.size} ranks")
         return run_rank(options)
     ranks = DEFAULT_RANKS if ranks is None else ranks
     if ranks < 1:
         raise InvalidArgument(f"-n is {ranks}, and must be at least 1")
-    if options.root >= ranks:
-        raise InvalidArgument(f"-r is {options.root}, and must lie within -1..{ranks - 1}")
+    size = ranks * (node.count if node else 1)
+    if options.root >= size:
+        raise InvalidArgument(f"-r is {options.root}, and must lie within -1..{size - 1}")
     _check_names(options)
-    return _run_threads(options, ranks) if options.transport == "loopback" else _run_processes(options, ranks)
+    if not _joins_threads(options.transport):
+        return _run_processes(options, ranks, node)
+    if node is not None:
+        raise ConfigError(f"--transport {options.transport} contradicts --nodes: its ranks are threads of one process")
+    return _run_threads(options, ranks)
+
+
+def _joins_threads(transport: str | None) -> bool:
+    return transport is not None and default_registry().require("transports", transport).probe().joins == "threads"
 
 
 def _check_names(options: Options) -> None:
@@ -54,19 +67,23 @@ def _check_names(options: Options) -> None:
         raise UnknownName(f"{collective} algorithm", str(options.algorithm), algorithms)
 
 
-def _run_processes(options: Options, ranks: int) -> int:
+def _run_processes(options: Options, ranks: int, node: Node | None) -> int:
     from commrt.launcher import launch
 
+    options = msgspec.structs.replace(options, told_by_each_node=node is not None)
     argv = [sys.executable, "-m", "commrt.bench", msgspec.json.encode(options).decode()]
-    with Progress(sum(1 for _ in cells(options, ranks))) as progress:
-        return launch(argv, ranks, prefix=False, stdout=cast(BinaryIO, progress), name="commrt bench")
+    rows = 0
+    if node is None or node.rank == 0:
+        rows = sum(1 for _ in cells(options, ranks * (node.count if node else 1)))
+    with Progress(rows) as progress:
+        return launch(argv, ranks, node=node, prefix=False, stdout=cast(BinaryIO, progress), name="commrt bench")
 
 
 def _run_threads(options: Options, ranks: int) -> int:
     from commrt.testing.world import World
 
     settings: dict[str, Any] = {} if options.timeout_s is None else {"timeout_s": options.timeout_s}
-    with World(ranks, transport="loopback", **settings) as world:
+    with World(ranks, transport=str(options.transport), **settings) as world:
         return max(world.run(lambda comm: report_rank(comm, options)))
 
 
@@ -88,7 +105,10 @@ def run_rank(options: Options) -> int:
 
 
 def report_rank(comm: Any, options: Options) -> int:
-    """Measure; on rank 0, print and write. Returns 1 if this rank saw or heard of wrong data, else 0."""
+    """Measure; on rank 0, print and write. Returns 1 if this rank saw or heard of wrong data, else 0.
+
+    The first rank of any other node prints what is below the table, if the options say so.
+    """
     began, places = time.time(), _places(comm)
     if comm.rank == 0:
         report.say(sys.stdout, report.header(options, places, comm.links.values()))
@@ -97,10 +117,10 @@ def report_rank(comm: Any, options: Options) -> int:
         rows.append(row)
         if comm.rank == 0:
             report.say(sys.stdout, [report.line(row, options)])
-    if comm.rank == 0:
+    if comm.rank == 0 or (options.told_by_each_node and detect().local_rank == 0):
         report.say(sys.stdout, report.footer(rows))
-        if options.json is not None:
-            report.write_json(options.json, report.document(options, places, rows, began, os.environ))
+    if comm.rank == 0 and options.json is not None:
+        report.write_json(options.json, report.document(options, places, rows, began, os.environ))
     return 1 if report.wrong_elements(rows) else 0
 
 

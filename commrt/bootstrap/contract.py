@@ -38,12 +38,16 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class TcpRendezvous:
-    """Rank 0 listens at `host:port`, or on the inherited descriptor `listen_fd` that is bound to it."""
+    """Rank 0 listens at `host:port`, or on the inherited descriptor `listen_fd` that is bound to it.
+
+    `insecure`: the launcher was told that ranks may meet there without a secret.
+    """
 
     host: str
     port: int
     listen_fd: int | None = None
     secret_fd: int | None = None
+    insecure: bool = False
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -198,13 +198,14 @@ def _without_launcher(
 def _find(environ: Mapping[str, str]) -> Iterator[_Found]:
     """Every launcher whose variables are there, in the order of the table."""
     lonely: ConfigError | None = None
+    found = False
     for launcher in LAUNCHERS:
         variables = _Variables(environ)
         has = {name: variables.has(name) for name in (launcher.rank, launcher.size)}
         if not any(has.values()) or not launcher.applies(variables):
             continue
         if all(has.values()):
-            lonely = None
+            found = True
             yield _read(launcher, variables)
             continue
         fault = ConfigError(
@@ -213,7 +214,7 @@ def _find(environ: Mapping[str, str]) -> Iterator[_Found]:
         if not launcher.generic:
             raise fault
         lonely = fault
-    if lonely is not None:
+    if lonely is not None and not found:
         raise lonely
 
 
@@ -266,7 +267,9 @@ def _place(found: _Found, rendezvous: str | None, local_size: int) -> Rendezvous
     named = _named_place(variables, rendezvous)
     if isinstance(named, TcpRendezvous) and found.launcher.inherits:
         listen_fd = variables.number("COMMRT_STORE_FD", 0, 1 << 20) if found.rank == 0 else None
-        return TcpRendezvous(named.host, named.port, listen_fd, variables.number("COMMRT_SECRET_FD", 0, 1 << 20))
+        secret_fd = variables.number("COMMRT_SECRET_FD", 0, 1 << 20)
+        insecure = variables.number("COMMRT_INSECURE", 0, 1) == 1
+        return TcpRendezvous(named.host, named.port, listen_fd, secret_fd, insecure)
     if named is not None:
         return named
     master = _master_place(variables)

@@ -21,7 +21,7 @@ from commrt.bootstrap.adapter import SingleStore, StoreAdapter
 from commrt.bootstrap.auth import Hello
 from commrt.bootstrap.contract import FileRendezvous, LaunchInfo, Store, TcpRendezvous, TorchRendezvous
 from commrt.bootstrap.published import Published
-from commrt.bootstrap.secrets import check_secret, read_secret_fd, read_secret_file
+from commrt.bootstrap.secrets import check_secret, read_secret_fd, read_secret_file, require_secret
 from commrt.bootstrap.server import StoreServer
 from commrt.bootstrap.store import NotYet, TcpStore, Where, connect
 from commrt.bootstrap.wire import PROTOCOL_VERSION
@@ -174,12 +174,9 @@ def _meet_at_address(attempt: _Attempt, rendezvous: TcpRendezvous, secret: bytes
         file = attempt.info.secret_file
         secret = attempt.meeting.secret or (read_secret_file(file) if file else b"")
     addresses = net.resolve(rendezvous.host, rendezvous.port, attempt.deadline)
-    if not secret and not insecure and not all(address.is_loopback for address in addresses):
-        raise ConfigError(
-            f"{rendezvous} is not a loopback address and there is no secret: give secret= or COMMRT_SECRET_FILE "
-            "(insecure=True lets anyone who reaches the port join)",
-            rank=attempt.info.rank,
-        )
+    if not (insecure or rendezvous.insecure):
+        remedy = "give secret= or COMMRT_SECRET_FILE (insecure=True lets anyone who reaches the port join)"
+        require_secret(secret, rendezvous, addresses, remedy)
     if attempt.info.rank == 0:
         addresses = [attempt.host(lambda: net.listen(addresses, attempt.deadline), secret).address]
     return attempt.enter(lambda: (f"at {rendezvous}", addresses, secret))

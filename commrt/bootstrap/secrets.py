@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 
 from commrt.bootstrap.auth import MIN_SECRET_NBYTES
+from commrt.bootstrap.net import Address
 from commrt.errors import ConfigError
 
 MAX_SECRET_NBYTES = 4096
@@ -18,6 +20,12 @@ def check_secret(secret: bytes, source: str) -> bytes:
             f"{source} holds {len(secret)} bytes; a secret has {MIN_SECRET_NBYTES} to {MAX_SECRET_NBYTES}"
         )
     return bytes(secret)
+
+
+def require_secret(secret: bytes, place: object, addresses: Iterable[Address], remedy: str) -> None:
+    """Ranks may meet without a secret on this host only. `ConfigError` saying what to do, otherwise."""
+    if not secret and not all(address.is_loopback for address in addresses):
+        raise ConfigError(f"{place} is not a loopback address and there is no secret: {remedy}")
 
 
 class NotPrivate(Exception):

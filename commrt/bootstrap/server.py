@@ -83,10 +83,17 @@ class StoreServer:
         self._thread.start()
         _servers.add(self)
 
-    def open_world(self, generation: int, size: int) -> None:
-        """Admit the ranks of world `generation`; those that came early are waiting."""
+    def open_world(self, generation: int, size: int, noun: str = "rank") -> None:
+        """Admit the ranks of world `generation`; those that came early are waiting. `noun`: what messages call them."""
         _allow_descriptors(size)
-        self._call(lambda: self._open_world(generation, size))
+        self._call(lambda: self._open_world(generation, World(size, noun)))
+
+    def stop_listening(self) -> None:
+        """Take no more connections, from when it returns: whoever has a copy of the listening socket may do so."""
+        done = threading.Event()
+        self._call(lambda: self._stop_listening(done))
+        while self._thread.is_alive() and not done.wait(0.1):
+            pass
 
     def close_world(self, generation: int) -> None:
         """Tell whoever waits, send what is due, drop the world's connections. Bounded by about `LINGER_S`."""
@@ -162,8 +169,8 @@ class StoreServer:
 
     # Worlds
 
-    def _open_world(self, generation: int, size: int) -> None:
-        self._worlds[generation] = World(size)
+    def _open_world(self, generation: int, world: World) -> None:
+        self._worlds[generation] = world
         self._generation = generation
         parked, self._parked = self._parked, []
         for peer in parked:
@@ -209,6 +216,13 @@ class StoreServer:
             self._parked.append(peer)
 
     # Connections
+
+    def _stop_listening(self, done: threading.Event) -> None:
+        if self._accept_after is None:
+            self._selector.unregister(self._listener)
+        self._accept_after = None
+        self._listener.close()
+        done.set()
 
     def _accept(self) -> None:
         for _ in range(64):

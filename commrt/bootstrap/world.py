@@ -28,12 +28,12 @@ class _Exchange:
     told: set[int] = field(default_factory=set)
 
 
-def name_ranks(ranks: Iterable[int]) -> str:
+def name_ranks(ranks: Iterable[int], noun: str = "rank") -> str:
     """`rank 3`, `ranks 1, 2`; long lists are cut, with their count."""
     listed = sorted(ranks)
     shown = ", ".join(map(str, listed[:20]))
     more = f" and {len(listed) - 20} more" if len(listed) > 20 else ""
-    return f"rank{'' if len(listed) == 1 else 's'} {shown}{more}"
+    return f"{noun}{'' if len(listed) == 1 else 's'} {shown}{more}"
 
 
 def _root_last(ranks: Iterable[int]) -> list[int]:
@@ -43,11 +43,11 @@ def _root_last(ranks: Iterable[int]) -> list[int]:
 
 class World:
     """Exchanges among `size` ranks. Any fault in joining fails the world: every rank is told, also those that come
-    later.
+    later. `noun`: what messages call a rank.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, noun: str = "rank") -> None:
+        self.size, self._noun = size, noun
         self.failure: Refused | None = None
         self._members: dict[int, Member] = {}
         self._gone: dict[int, str] = {}
@@ -80,14 +80,15 @@ class World:
         return True
 
     def _fault(self, hello: Hello) -> str | None:
+        one, root = f"{self._noun} {hello.rank}", f"{self._noun} 0"
         if hello.version != PROTOCOL_VERSION:
-            return f"rank {hello.rank} speaks protocol version {hello.version}, rank 0 speaks {PROTOCOL_VERSION}"
+            return f"{one} speaks protocol version {hello.version}, {root} speaks {PROTOCOL_VERSION}"
         if hello.size != self.size:
-            return f"rank {hello.rank} joined with world size {hello.size}, rank 0 has world size {self.size}"
+            return f"{one} joined with world size {hello.size}, {root} has world size {self.size}"
         if hello.rank >= self.size:
-            return f"rank {hello.rank} is out of range for world size {self.size}"
+            return f"{one} is out of range for world size {self.size}"
         if hello.rank in self._members or hello.rank in self._gone:
-            return f"rank {hello.rank} joined twice"
+            return f"{one} joined twice"
         return None
 
     def _fail(self, message: str, ranks: list[int]) -> None:
@@ -109,7 +110,7 @@ class World:
         exchange.values[rank] = value
         exchange.nbytes += len(value)
         if doubled:
-            self._refuse(key, "error", f"rank {rank} used the key {key!r} twice in one exchange", [rank])
+            self._refuse(key, "error", f"{self._noun} {rank} used the key {key!r} twice in one exchange", [rank])
         elif exchange.nbytes > MAX_TOTAL:
             self._refuse(key, "error", f"the values of {key!r} exceed {MAX_TOTAL} bytes", [rank])
         elif len(self._exchanges) > MAX_OPEN_KEYS:
@@ -132,7 +133,9 @@ class World:
         if exchange is None or exchange.refusal:
             return
         missing = list(self._missing(exchange))
-        self._refuse(key, "timeout", f"{name_ranks(missing)} of {self.size} did not arrive in time at {key!r}", missing)
+        self._refuse(
+            key, "timeout", f"{self._names(missing)} of {self.size} did not arrive in time at {key!r}", missing
+        )
 
     def leave(self, rank: int, reason: str) -> None:
         """A rank is gone; exchanges that still need it fail."""
@@ -147,9 +150,13 @@ class World:
             exchange = self._exchanges[key]
             missing = list(self._missing(exchange))
             self._refuse(
-                key, "error", f"rank 0 closed the store while {name_ranks(missing)} had yet to reach {key!r}", missing
-            )
+                key, "error",
+                f"{self._noun} 0 closed the store while {self._names(missing)} had yet to reach {key!r}", missing,
+            )  # fmt: skip
             self._exchanges.pop(key, None)
+
+    def _names(self, ranks: Iterable[int]) -> str:
+        return name_ranks(ranks, self._noun)
 
     def _missing(self, exchange: _Exchange) -> Iterator[int]:
         return (rank for rank in range(self.size) if rank not in exchange.values)
@@ -157,7 +164,7 @@ class World:
     def _refuse_hopeless(self, key: str, exchange: _Exchange) -> None:
         lost = sorted(rank for rank in self._gone if rank not in exchange.values)
         if lost and not exchange.refusal:
-            reasons = "; ".join(f"rank {rank} {self._gone[rank]}" for rank in lost[:20])
+            reasons = "; ".join(f"{self._noun} {rank} {self._gone[rank]}" for rank in lost[:20])
             self._refuse(key, "error", f"{reasons} before {key!r}", lost)
 
     def _refuse(self, key: str, kind: Literal["error", "timeout"], message: str, ranks: list[int]) -> None:

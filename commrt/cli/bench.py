@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from commrt.cli._groups import grouped
+from commrt.cli._nodes import NodeFlags
 
 # The fields of the groups are called as those of `commrt.bench.options.Options`, and what `make` makes of them.
 
@@ -85,12 +86,15 @@ class Forced:
 def bench(
     collective: Annotated[str, typer.Argument(metavar="OP", help="all_reduce, all_gather, ..., sendrecv, barrier")],
     *,
-    ranks: Annotated[int | None, typer.Option("-n", "--ranks", show_default="2", help="Number of ranks.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option("-n", "--ranks", show_default="2", help="Number of ranks, on each node.")
+    ] = None,
     sizes: Sizes,
     effort: Effort,
     calls: Calls,
     report: Report,
     forced: Forced,
+    place: NodeFlags,
 ) -> None:
     """Time a collective and check what it computes, in and out of place.
 
@@ -100,4 +104,4 @@ def bench(
     from commrt.bench.run import run
 
     options = make(collective, **asdict(sizes), **asdict(effort), **asdict(calls), **asdict(report), **asdict(forced))
-    raise typer.Exit(run(options, ranks))
+    raise typer.Exit(run(options, ranks, place.node()))

@@ -200,6 +200,7 @@ def test_agreeing_launchers_are_no_contradiction() -> None:
     assert detect(OPEN_MPI | {"RANK": "2", "WORLD_SIZE": "3"}).launcher == "torchrun"
     assert detect(OPEN_MPI | {"PMI_RANK": "0", "PMI_SIZE": "1"}).launcher == "Open MPI"
     assert detect(OPEN_MPI | {"WORLD_SIZE": "3"}).launcher == "Open MPI"
+    assert detect(RUN | {"WORLD_SIZE": "3"}).launcher == "COMMRT_*"
 
 
 @pytest.mark.parametrize(

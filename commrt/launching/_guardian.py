@@ -1,9 +1,9 @@
 """Outlives the launcher by a moment: when the launcher is gone without saying so, ends the process groups it had
 started.
 
-Run as a script by `commrt.launcher`, which writes lines to its standard input: `+PGID` for a group that was started,
-`-PGID` for one that is no more. End of input with groups left means that the launcher died, since it takes back every
-group before it exits.
+Run as a script by `commrt.launching.ranks`, which writes lines to its standard input: `+PGID` for a group that was
+started, `-PGID` for one that is no more. End of input with groups left means that the launcher died, since it takes
+back every group before it exits.
 """
 
 from __future__ import annotations
