@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from commrt.backend import MemoryKind
-from commrt.errors import InvalidArgument, TransportError
+from commrt.errors import ConfigError, InvalidArgument, TransportError
 from commrt.native import ffi, lib
 
 HEADERS = Path(__file__).parent / "algorithms" / "device"
@@ -199,11 +199,19 @@ def _succeed(error: int) -> None:
         raise TransportError(f"a peer's life can't be watched: {os.strerror(-error)}")
 
 
-def own_device(count: int) -> int:
-    """Which of the devices that this process sees is its rank's: they are dealt to the ranks of a host in turn.
+def own_device(count: int, chosen: int | None = None) -> int:
+    """Which of the `count` devices that this process sees is its rank's.
 
-    Raises ConfigError where the launcher's variables are malformed.
+    COMMRT_DEVICE says, else `chosen`: the one that the calling thread has made its own. Without either they are dealt
+    to the ranks of a host in turn. Raises ConfigError where the variable names none, or the launcher's are malformed.
     """
     from commrt import bootstrap
+    from commrt.settings import registry
 
-    return bootstrap.detect().local_rank % count
+    setting = next(one for one in registry() if one.name == "device")
+    named: int | None = setting.resolve(os.environ)[0]
+    if named is not None and named >= count:
+        raise ConfigError(f"{setting.variable}={named}: this process sees {count} devices, from 0")
+    if named is not None:
+        return named
+    return bootstrap.detect().local_rank % count if chosen is None else chosen

@@ -76,7 +76,7 @@ def _ib_device(value: object) -> str:
     return value.strip()
 
 
-def _gid_index(value: object) -> int:
+def _small_number(value: object) -> int:
     index = int(value) if isinstance(value, str) else value
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index <= 255:
         raise ValueError(value)
@@ -106,7 +106,9 @@ def _setting(parse: Callable[[object], Any], expected: str, default: Any, help: 
     return field(default=default, metadata={"parse": parse, "expected": expected, "help": help})
 
 
-_OWN = frozenset({"backend", "debug", "debug_subsys", "debug_file", "secret_file", "ib_device", "ib_gid_index"})
+_OWN = frozenset(
+    {"backend", "debug", "debug_subsys", "debug_file", "secret_file", "device", "ib_device", "ib_gid_index"}
+)
 _SECONDS = "a positive number of seconds"
 _NBYTES = "a positive number of bytes, like 65536, 64K or 4M"
 
@@ -137,12 +139,16 @@ class Settings:
     packet_bytes: int = _setting(
         parse_nbytes, _NBYTES, 256 << 10, "Packet memory of a rank, fixed at init; bounds the messages sent as packets."
     )
+    device: int | None = _setting(
+        _small_number, "a number from 0 to 255", None,
+        "GPU of this rank, of those it sees; unset: the one its thread has chosen, else dealt by local rank.",
+    )  # fmt: skip
     ib_device: str | None = _setting(
         _ib_device, "a verbs device, or device:port", None,
         "InfiniBand or RoCE device of this rank, and its port; unset: the first with an active port.",
     )  # fmt: skip
     ib_gid_index: int | None = _setting(
-        _gid_index, "a number from 0 to 255", None,
+        _small_number, "a number from 0 to 255", None,
         "Entry of the port's GID table, its source address; unset: RoCE v2 over IPv4, if there is such an entry.",
     )  # fmt: skip
     debug: str | None = _setting(
@@ -182,7 +188,7 @@ class Settings:
         return cls(**{name: value for name, (value, _) in resolved.items()}, sources=sources)
 
     def shared(self) -> dict[str, Any]:
-        """What rank 0 settles for all ranks: all but where and how this one logs, its secret, its network devices."""
+        """What rank 0 settles for all ranks: all but where and how this one logs, its secret, its devices."""
         return {setting.name: getattr(self, setting.name) for setting in registry() if setting.name not in _OWN}
 
     def adopt(self, shared: Mapping[str, Any]) -> Settings:

@@ -229,6 +229,12 @@ CUresult cuGetErrorString(CUresult code, const char** text) {
   return CUDA_SUCCESS;
 }
 
+// NVRTC looks here for what only NVIDIA's libraries know of each other, and does without.
+CUresult cuGetExportTable(const void** table, const CUuuid*) {
+  *table = nullptr;
+  return CUDA_ERROR_NOT_FOUND;
+}
+
 // The newest form that is no newer than the version asked for.
 CUresult cuGetProcAddress(const char* name, void** function, int version, cuuint64_t, CUdriverProcAddressQueryResult* found) {
   const Symbol* best = nullptr;
@@ -266,5 +272,6 @@ static Symbols added({
     FAKE_SYMBOL(cuCtxSynchronize, 2000),
     FAKE_SYMBOL(cuGetErrorName, 6000),
     FAKE_SYMBOL(cuGetErrorString, 6000),
+    FAKE_SYMBOL(cuGetExportTable, 3000),
     FAKE_SYMBOL(cuGetProcAddress, 12000),
 });

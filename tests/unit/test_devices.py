@@ -13,7 +13,7 @@ import pytest
 
 from commrt.backend import MemoryKind
 from commrt.devices import DeviceMemory, HostFunctions, KernelCache, Lifeline, own_device, pointers, wait_until
-from commrt.errors import InvalidArgument, TransportError
+from commrt.errors import ConfigError, InvalidArgument, TransportError
 from commrt.native import lib
 
 
@@ -101,6 +101,12 @@ def test_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "1234")
     assert own_device(2) == 1
+    assert own_device(2, 0) == 0
+    monkeypatch.setenv("COMMRT_DEVICE", "1")
+    assert own_device(2, 0) == 1
+    monkeypatch.setenv("COMMRT_DEVICE", "2")
+    with pytest.raises(ConfigError, match="sees 2 devices"):
+        own_device(2)
 
 
 def test_lifeline_ends_with_its_process() -> None:
