@@ -30,11 +30,13 @@ CR_DEV bool fail(Watch& watch, u32 code, u32 peer) {
 CR_DEV u64 clock_ns() { u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }
 #elif CR_HIP
 CR_DEV u64 clock_ns() { return __builtin_readsteadycounter() * 10; }  // 100 MHz on every supported chip
+#elif CR_SPIN
+u64 clock_ns();  // of whoever runs kernels on CPU threads as a GPU would
 #endif
 
 CR_DEV u32 tend(Watch& watch, u32 peer, u64& began) {
   if (u64 failed = load_relaxed(&watch.failed)) return (u32)failed;
-#if CR_GPU
+#if CR_SPIN
   (void)peer;
   if (load_relaxed(watch.abort)) return WAS_ABORTED;
   u64 now = clock_ns();

@@ -44,7 +44,7 @@ typedef long long i64;
 #ifndef CR_SANITIZED
 #define CR_SANITIZED 0
 #endif
-// How a wait waits: a thread of its own spins; a cursor gives way. Kernels on CPU threads are compiled with CR_SPIN=1.
+// How a wait waits: a thread of its own spins; a cursor gives way. CR_SPIN=1 makes a CPU thread wait as one of a GPU does.
 #ifndef CR_SPIN
 #define CR_SPIN CR_GPU
 #endif

@@ -16,7 +16,7 @@ from commrt.testing._conformance import Suite, expect, expect_raises
 
 _PAGE = 4096
 _SOON_S, _LONG_S = 0.05, 20.0
-_KERNEL = """
+KERNEL = """
 #include "kernel.h"
 CR_KERNEL count(u64* out, u64 step, double scale) {
   u64 block = commrt::block_id();
@@ -148,7 +148,7 @@ class BackendSuite(Suite):
 
     def check_kernels(self) -> str | None:
         try:
-            kernel = self._backend.build(_KERNEL, "count")
+            kernel = self._backend.build(KERNEL, "count")
         except Unavailable as error:
             return str(error)
         memory = self._backend.allocate(64)
@@ -165,10 +165,10 @@ class BackendSuite(Suite):
 
     def check_kernel_errors(self) -> str | None:
         try:
-            self._backend.build(_KERNEL, "count")
+            self._backend.build(KERNEL, "count")
         except Unavailable as error:
             return str(error)
-        for source, symbol in ((_KERNEL, "missing"), ("not C++", "count"), ("int x;", "x")):
+        for source, symbol in ((KERNEL, "missing"), ("not C++", "count"), ("int x;", "x")):
             expect_raises(InvalidArgument, lambda: self._backend.build(source, symbol))  # noqa: B023
         return None
 

@@ -1,7 +1,14 @@
 // What the fake drivers need beside a kernel that is compiled for the CPU: how to call it, and the sizes of its parameters.
 #pragma once
+#include <chrono>
 #include <cstddef>
 #include <utility>
+
+namespace commrt {
+inline __attribute__((used)) u64 clock_ns() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+}  // namespace commrt
 
 namespace fakegpu {
 

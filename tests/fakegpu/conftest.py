@@ -1,0 +1,66 @@
+"""Runs programs on a fake driver, each in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import LABEL, Unavailable, cuda, environment, kernels
+
+PROGRAMS = Path(__file__).parent / "_programs"
+LIMIT_S = 120
+
+
+@dataclass(frozen=True)
+class Fake:
+    """A fake driver library, and a folder for the caches of what runs on it."""
+
+    library: Path
+    cache: Path
+
+    def env(self, kernels: Path | None = None, **settings: object) -> dict[str, str]:
+        """Of a process that runs on it."""
+        return {**environment(self.library, kernels, **settings), "XDG_CACHE_HOME": str(self.cache)}
+
+    def run(self, *command: object, kernels: Path | None = None, **settings: object) -> Any:
+        """The JSON that a Python program prints: one of _programs, or -c and its text."""
+        argv = [sys.executable, *map(str, command)]
+        env = self.env(kernels, **settings)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+        assert not done.returncode, done.stderr + done.stdout
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Fake:
+    """libcuda.so.1 under the real bindings."""
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+        pytest.skip("cuda-bindings is not installed")
+    try:
+        return Fake(cuda.library(), tmp_path_factory.mktemp("cache"))
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def exchange_kernels() -> Path:
+    """Of _programs/exchange.cu, for the CPU."""
+    try:
+        return kernels((PROGRAMS / "exchange.cu").read_text(), "exchange")
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Nobody may take these for results of a GPU."""
+    ours = str(Path(__file__).parent.name)
+    ran = [report for report in terminalreporter.getreports("passed") if f"tests/{ours}/" in report.nodeid]
+    if ran:
+        terminalreporter.write_line(f"{len(ran)} of the tests that passed ran on a {LABEL}")

@@ -1,0 +1,63 @@
+"""The cuda backend and the cuda_ipc transport keep their contracts, on a fake driver."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commrt.testing import BackendSuite, TransportSuite
+from commrt.testing.backend_suite import KERNEL
+
+from . import kernels
+from .conftest import LIMIT_S, PROGRAMS, Fake
+
+
+@pytest.fixture(scope="module")
+def backend_outcomes(fake_cuda: Fake) -> Any:
+    return fake_cuda.run(PROGRAMS / "suite.py", "backend", "cuda", "cuda", kernels=kernels(KERNEL, "count"))
+
+
+@pytest.fixture(scope="module")
+def transport_outcomes(fake_cuda: Fake) -> Any:
+    return fake_cuda.run(PROGRAMS / "suite.py", "transport", "cuda_ipc", "cuda")
+
+
+def see(outcome: tuple[str, str]) -> None:
+    status, text = outcome
+    if status == "skipped":
+        pytest.skip(text)
+    assert status == "passed", text
+
+
+@pytest.mark.parametrize("check", BackendSuite.checks())
+def test_backend(check: str, backend_outcomes: Any) -> None:
+    see(backend_outcomes[check])
+
+
+@pytest.mark.parametrize("check", TransportSuite.checks())
+def test_transport(check: str, transport_outcomes: Any) -> None:
+    see(transport_outcomes[check])
+
+
+def test_two_processes_reach_into_each_others_memory(fake_cuda: Fake, exchange_kernels: Path, tmp_path: Path) -> None:
+    """IPC handles, and a kernel that puts, signals and waits through them: the channels of algorithms/device."""
+    argv = [sys.executable, PROGRAMS / "exchange.py", tmp_path]
+    ranks = []
+    try:
+        for rank in range(2):
+            env = {**fake_cuda.env(exchange_kernels), "COMMRT_DEVICE": str(rank)}
+            command = list(map(str, [*argv, rank, 4, 20, "cuda_ipc", "cuda"]))
+            ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+        outputs = [json.loads(rank.communicate(timeout=LIMIT_S)[0]) for rank in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+    for output in outputs:
+        assert "fake GPU" in output.pop("devices")
+        assert output == {"wrong": 0, "failed": 0, "reach": True, "more": 2 << 20}
