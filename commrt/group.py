@@ -159,6 +159,8 @@ class Setup:
         near = self._near(reaches, devices, settings)
         shape = _shape(self.size, settings)
         allocator = self._allocator(backend, {name: endpoints[name] for name in hosts})
+        for name in set(hosts) - set(links.values()):
+            endpoints.pop(name).close()
         keys = self._round(_Keys, lambda: self._register(shape, allocator, endpoints, links, near, memory))
         native = self._native(shape, memory[0], hellos, settings)
         group = Group(

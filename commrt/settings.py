@@ -96,6 +96,13 @@ def _subsystems(value: object) -> str:
     return text
 
 
+def _interfaces(value: object) -> str:
+    text = value.strip() if isinstance(value, str) else ""
+    if not re.fullmatch(r"\^?=?[^\s,^=/]+(,[^\s,^=/]+)*", text):
+        raise ValueError(value)
+    return text
+
+
 def _path(value: object) -> str:
     if not isinstance(value, (str, os.PathLike)) or "\0" in (path := os.fsdecode(value)) or not path:
         raise ValueError(value)
@@ -107,8 +114,11 @@ def _setting(parse: Callable[[object], Any], expected: str, default: Any, help: 
 
 
 _OWN = frozenset(
-    {"backend", "debug", "debug_subsys", "debug_file", "secret_file", "device", "ib_device", "ib_gid_index"}
-)
+    {
+        "backend", "debug", "debug_subsys", "debug_file", "secret_file", "device", "ib_device", "ib_gid_index",
+        "net_interface",
+    }
+)  # fmt: skip
 _SECONDS = "a positive number of seconds"
 _NBYTES = "a positive number of bytes, like 65536, 64K or 4M"
 
@@ -151,6 +161,12 @@ class Settings:
         _small_number, "a number from 0 to 255", None,
         "Entry of the port's GID table, its source address; unset: RoCE v2 over IPv4, if there is such an entry.",
     )  # fmt: skip
+    net_interface: str | None = _setting(
+        _interfaces,
+        "prefixes of interface names, like `eth,ib`; `=` before them for whole names, `^` first to exclude",
+        None,
+        "Network interface for links between hosts, the first that fits; unset: any, `lo` and `docker...` last.",
+    )
     debug: str | None = _setting(
         _level,
         f"one of {', '.join(DEBUG_LEVELS)}",

@@ -17,6 +17,7 @@ typedef struct cr_lane cr_lane;
 typedef struct cr_launch cr_launch;
 typedef struct cr_program cr_program;
 typedef struct cr_group cr_group;
+typedef struct cr_regions cr_regions;
 
 typedef struct {
   unsigned char code, flags, channel, size_buffer;
@@ -160,6 +161,16 @@ cr_port* cr_port_locked(const cr_port*);
 void cr_port_locked_free(cr_port*);
 // A port over memory that is mapped here; its offsets are addresses.
 void cr_port_mapped(cr_port*);
+// A rank's registered memory in the offsets of ports, as commrt/ports.py has it. Added to by one thread at a time.
+cr_regions* cr_regions_new(void);
+void cr_regions_free(cr_regions*);
+int cr_regions_add(cr_regions*, void* address, unsigned long long nbytes);
+// A port over a connected stream socket, both of whose ends are such ports; the peer writes to `regions`. Both are borrowed.
+// cr_stream_end: it touches neither any more; answers whether it had ended by itself. The fault, if there is one: why.
+cr_port* cr_stream_new(int fd, const cr_regions* regions);
+void cr_stream_free(cr_port*);
+int cr_stream_end(cr_port*);
+const char* cr_stream_fault(const cr_port*);
 void cr_store_release(unsigned long long* word, unsigned long long value);  // a signal, for ports written in Python
 
 // Shareable memory, whose pages come when touched: 0 or a negative errno. The lock says that its owner lives.

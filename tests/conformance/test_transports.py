@@ -17,6 +17,7 @@ SUBJECTS: dict[str, tuple[str, dict[str, Any]]] = {
     "loopback-port": ("loopback", {"processes": False, "options": {"family": "port"}}),
     "late": ("fault", {"processes": False, "options": {"fault": Faults(delay_s=0.0005, reorder=True)}}),
     "socket": ("socket", {}),
+    "tcp": ("tcp", {}),
 }
 
 
