@@ -65,12 +65,11 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """An ordered queue of work on a device. Callable from any thread.
+    """An ordered queue of work on a device. Callable from any thread."""
 
-    capturing: whether what is queued now becomes part of a graph, to run whenever that is launched.
-    """
-
-    capturing: bool
+    @property
+    def capturing(self) -> bool:
+        """Whether what is queued now becomes part of a graph, to run whenever that is launched."""
 
     def submit(self, work: Callable[[], Any]) -> Event:
         """Queue `work` behind everything queued so far. What it raises is kept for `synchronize`."""

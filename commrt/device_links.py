@@ -33,6 +33,7 @@ class DeviceTransport:
 
     def __init__(self, name: str, backend: str, estimate: Reach) -> None:
         self.name, self.backend, self.estimate = name, backend, estimate
+        self.backends = (backend,)
 
     def probe(self) -> Probe:
         """It serves where its backend finds devices."""
