@@ -6,6 +6,7 @@ The bindings can be imported anywhere; they load the library at the first call, 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -75,8 +76,13 @@ def _succeed(answer: tuple[Any, ...], name: str) -> Any:
 
 
 def _unloadable(error: RuntimeError) -> str:
+    """The bindings say alike of a library that is missing and of one that is broken; the loader knows."""
     said = str(error)
-    if type(error).__name__ == "DynamicLibNotFoundError" and "No such file" in said:
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError as reason:
+        said = str(reason)
+    if said.startswith(f"{_LIBRARY}: cannot open shared object file: No such file"):
         return f"no CUDA driver ({_LIBRARY}) is installed"
     return f"the CUDA driver can't be used: {' '.join(said.split())}"
 

@@ -12,7 +12,7 @@ from typing import Any
 from commrt.backend import Event
 from commrt.backends.cuda.driver import Driver
 from commrt.devices import HostFunctions, wait_until
-from commrt.errors import OperationError
+from commrt.errors import InvalidArgument, OperationError
 
 _functions = HostFunctions()
 
@@ -57,8 +57,16 @@ class CudaStream:
         self._error: BaseException | None = None
         weakref.finalize(self, _end, driver, "cuStreamDestroy", self.handle).atexit = False
 
+    @property
+    def capturing(self) -> bool:
+        """Whether a capture into a graph is on, begun by whoever."""
+        status = self._driver.call("cuStreamIsCapturing", self.handle)
+        return bool(status != self._driver.cuda.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
     def submit(self, work: Callable[[], Any]) -> CudaEvent:
-        """Queue `work` as a host function."""
+        """Queue `work` as a host function. Raises InvalidArgument in a capture: who would know when to forget it?"""
+        if self.capturing:
+            raise InvalidArgument("work of Python can't become part of a graph")
         number = _functions.add(functools.partial(self._do, work))
         try:
             self._driver.call("cuLaunchHostFunc", self.handle, _functions.entry, number)
