@@ -138,3 +138,14 @@ class DeviceBackend(Backend, Protocol):
 
     def resident_blocks(self, kernel: Kernel) -> int:
         """How many thread blocks of that kernel, of `threads` threads each, can be on the device at once."""
+
+
+@runtime_checkable
+class LocatedBackend(Backend, Protocol):
+    """A backend whose devices can't all reach each other's memory."""
+
+    def location(self) -> bytes:
+        """Names this rank's device, to peers on this host."""
+
+    def reaches(self, location: bytes) -> bool:
+        """Whether its kernels can load and store the memory of the device there, as far as can be told."""

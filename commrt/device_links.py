@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from commrt.backend import Memory, MemoryKind, Probe
+from commrt.backend import LocatedBackend, Memory, MemoryKind, Probe
 from commrt.devices import Lifeline
 from commrt.errors import TransportError, Unavailable
 from commrt.plugins import default_registry
@@ -24,6 +24,7 @@ class Address(msgspec.Struct, frozen=True):
     pid: int
     backend: str
     lifeline: bytes
+    location: bytes = b""
 
 
 class DeviceTransport:
@@ -54,17 +55,21 @@ class DeviceEndpoint:
     def __init__(self, transport: DeviceTransport, context: Context) -> None:
         self._transport, self._context = transport, context
         self._lifeline = Lifeline.create()
-        self._own = Address(this_host(), os.getpid(), context.backend.name, self._lifeline.exported)
+        backend = context.backend
+        location = backend.location() if isinstance(backend, LocatedBackend) else b""
+        self._own = Address(this_host(), os.getpid(), backend.name, self._lifeline.exported, location)
         self.address = msgspec.msgpack.encode(self._own)
         self._connections: list[DeviceConnection] = []
         self._closed = False
 
     def reach(self, rank: int, address: bytes) -> Reach | None:
-        """Same host, user and process namespace; both on the transport's backend."""
+        """Same host, user and process namespace; both on the transport's backend, whose devices meet."""
         peer = _decode(address)
-        backends = {peer.backend, self._own.backend}
-        same = peer.host == self._own.host and backends == {self._transport.backend}
-        return self._transport.estimate if same else None
+        if peer.host != self._own.host or {peer.backend, self._own.backend} != {self._transport.backend}:
+            return None
+        backend = self._context.backend
+        meets = not isinstance(backend, LocatedBackend) or backend.reaches(peer.location)
+        return self._transport.estimate if meets else None
 
     def register(self, memory: Memory) -> bytes:
         """The backend's export is the key."""

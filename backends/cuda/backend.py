@@ -25,7 +25,7 @@ class _Device:
 
 
 class CudaBackend:
-    """Implements `commrt.backend.DeviceBackend` for the NVIDIA GPU of this rank.
+    """Implements `commrt.backend.DeviceBackend` and `LocatedBackend` for the NVIDIA GPU of this rank.
 
     All but `probe` raise Unavailable without one.
 
@@ -104,6 +104,14 @@ class CudaBackend:
         if not isinstance(kernel, CudaKernel):
             raise InvalidArgument("only kernels of the cuda backend can be on its device")
         return kernel.resident_blocks()
+
+    def location(self) -> bytes:
+        """The GPU's UUID."""
+        return self._opened().driver.location()
+
+    def reaches(self, location: bytes) -> bool:
+        """Whether the driver can map that GPU's memory for this one."""
+        return self._opened().driver.reaches(location)
 
     def _opened(self) -> _Device:
         with self._lock:

@@ -17,6 +17,7 @@ from commrt.errors import OperationError, Unavailable
 
 _LIBRARY = "libcuda.so.1"
 _NAME_NBYTES = 256
+_LOCATION_NBYTES = 16
 
 
 def probe() -> Probe:
@@ -48,13 +49,17 @@ def _look(cuda: Any) -> Probe:
     count = _succeed(cuda.cuDeviceGetCount(), "cuDeviceGetCount")
     if not count:
         return Probe(reason="the CUDA driver finds no NVIDIA GPU")
-    return Probe(devices=tuple(_describe(cuda, device) for device in range(count)))
+    return Probe(devices=tuple(_describe(cuda, device) for device in range(count)), level=_name(cuda, 0))
 
 
 def _describe(cuda: Any, device: int) -> str:
-    name: bytes = _succeed(cuda.cuDeviceGetName(_NAME_NBYTES, device), "cuDeviceGetName")
     major, minor = _capability(cuda, device)
-    return f"{name.partition(bytes(1))[0].decode(errors='replace')}, sm_{major}{minor}"
+    return f"{_name(cuda, device)}, sm_{major}{minor}"
+
+
+def _name(cuda: Any, device: int) -> str:
+    name: bytes = _succeed(cuda.cuDeviceGetName(_NAME_NBYTES, device), "cuDeviceGetName")
+    return name.partition(bytes(1))[0].decode(errors="replace")
 
 
 def _capability(cuda: Any, device: int) -> tuple[int, int]:
@@ -135,6 +140,18 @@ class Driver:
         if int(error):
             raise OperationError(f"{name} failed on NVIDIA GPU {self.device}: {error.name} ({int(error)})")
         return result
+
+    def location(self, device: int | None = None) -> bytes:
+        """The device's own identity, the same to all processes."""
+        return bytes(self.call("cuDeviceGetUuid", self.device if device is None else device).bytes)
+
+    def reaches(self, location: bytes) -> bool:
+        """Whether kernels can be at that device's memory. Of one that is not seen here, drivers decide later."""
+        count = self.call("cuDeviceGetCount")
+        others = [device for device in range(count) if self.location(device) == location]
+        if not others or others[0] == self.device:
+            return len(location) == _LOCATION_NBYTES
+        return bool(self.call("cuDeviceCanAccessPeer", self.device, others[0]))
 
     def new_stream(self) -> Any:
         """A stream that waits for no other, the default stream among them."""

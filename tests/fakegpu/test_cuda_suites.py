@@ -61,3 +61,17 @@ def test_two_processes_reach_into_each_others_memory(fake_cuda: Fake, exchange_k
     for output in outputs:
         assert "fake GPU" in output.pop("devices")
         assert output == {"wrong": 0, "failed": 0, "reach": True, "more": 2 << 20}
+
+
+@pytest.mark.parametrize(("peers", "reached"), [(1, [True, True, True, False]), (0, [True, False, True, False])])
+def test_devices_that_do_not_reach_each_other_are_not_joined(fake_cuda: Fake, peers: int, reached: list[bool]) -> None:
+    """Itself, a device beside it, one that this process does not see, and nonsense."""
+    ask = """
+import json
+from commrt.backend import LocatedBackend
+from commrt.backends.cuda import plugin
+own = plugin.location()
+others = [own, own[:15] + bytes([1]), own[:15] + bytes([9]), b"nonsense"]
+print(json.dumps([isinstance(plugin, LocatedBackend), *map(plugin.reaches, others)]))
+"""
+    assert fake_cuda.run("-c", ask, devices=2, peers=peers) == [True, *reached]
