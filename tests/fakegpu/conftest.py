@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from . import LABEL, Unavailable, cuda, environment, kernels
+from . import LABEL, Unavailable, build, cuda, environment, kernels
 
 PROGRAMS = Path(__file__).parent / "_programs"
 LIMIT_S = 120
@@ -45,6 +45,17 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Fake:
         pytest.skip("cuda-bindings is not installed")
     try:
         return Fake(cuda.library(), tmp_path_factory.mktemp("cache"))
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def fake_hip(tmp_path_factory: pytest.TempPathFactory) -> Fake:
+    """libamdhip64.so under the real bindings."""
+    if importlib.util.find_spec("hip") is None:
+        pytest.skip("hip-python is not installed")
+    try:
+        return Fake(build("libamdhip64.so", ("hip.cpp",)), tmp_path_factory.mktemp("cache"))
     except Unavailable as error:
         pytest.skip(str(error))
 
