@@ -56,7 +56,7 @@ class Router:
         collective = COLLECTIVES[call.collective]
         root = int(call.root) if collective in ROOTED else 0
         with self._lock:
-            for symmetric in (False, True) if "mapped" in self._group.capabilities else (False,):
+            for symmetric in (False, True):
                 self._install(lane, collective, symmetric, root)
 
     def forced(

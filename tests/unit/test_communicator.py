@@ -13,6 +13,7 @@ import pytest
 from commrt.backend import Stream
 from commrt.communicator import Communicator
 from commrt.errors import CommunicatorBroken, InvalidArgument, Mismatch, OperationTimeout
+from commrt.group import Options
 from commrt.plugins import default_registry
 from commrt.testing.calls import bind
 from commrt.testing.data import COLLECTIVES, ROOTED, Case, Trial
@@ -376,3 +377,15 @@ def test_links_and_capabilities() -> None:
         assert "all_reduce" in str(comm.explain("all_reduce", 1 << 20))
         with pytest.raises(InvalidArgument, match="symmetric"):
             comm.explain("all_reduce", 8, algorithm="direct")
+
+
+def test_symmetric_memory_over_links_that_map_none() -> None:
+    def rank(comm: Communicator) -> None:
+        shared = comm.empty(1000, "float32")
+        for round_ in range(3):
+            shared[:] = comm.rank + round_
+            assert (comm.all_reduce(shared) == 1 + 2 * round_).all()
+        assert "mapped" not in comm.capabilities
+
+    with World(2, options=Options({"family": "port"}), timeout_s=20.0) as world:
+        world.run(rank)
