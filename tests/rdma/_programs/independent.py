@@ -32,6 +32,7 @@ from pyverbs.wr import SGE, RecvWR, SendWR
 
 DEVICE, GID_INDEX = os.environ["RDMA_DEVICE"], int(os.environ["RDMA_GID_INDEX"])
 SIZE, RING_AT, SEGMENT = 1 << 16, 1 << 15, 1 << 16
+MTU = e.IBV_MTU_1024
 RECORD = struct.Struct("<QQ")
 ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
 
@@ -54,7 +55,7 @@ class Peer:
 
     def address(self) -> bytes:
         gid = socket.inet_pton(socket.AF_INET6, str(self.ctx.query_gid(1, GID_INDEX).gid))
-        end = End(self.qp.qp_num, 7, to_u64(self.mr.buf + RING_AT), self.mr.rkey, 2, 0, 5, gid)
+        end = End(self.qp.qp_num, 7, to_u64(self.mr.buf + RING_AT), self.mr.rkey, 2, 0, MTU, gid)
         return msgspec.msgpack.encode(Address([end, None]))
 
     def key(self) -> bytes:
@@ -64,7 +65,7 @@ class Peer:
         attr = QPAttr(port_num=1)
         attr.qp_access_flags = ACCESS
         attr.dest_qp_num, attr.rq_psn, attr.sq_psn = end.qpn, end.psn, 7
-        attr.path_mtu, attr.max_rd_atomic, attr.max_dest_rd_atomic = e.IBV_MTU_1024, 1, 1
+        attr.path_mtu, attr.max_rd_atomic, attr.max_dest_rd_atomic = MTU, 1, 1
         attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry = 12, 16, 6, 7
         gid = ":".join(end.gid[at : at + 2].hex() for at in range(0, 16, 2))
         attr.ah_attr = AHAttr(port_num=1, is_global=1, gr=GlobalRoute(dgid=GID(gid), sgid_index=GID_INDEX))

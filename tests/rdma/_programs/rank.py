@@ -27,7 +27,7 @@ def everyones(comm: Any, count: int) -> list[Any]:
 def collectives(comm: Any) -> None:
     """Against numpy."""
     for dtype in ("float32", "int64"):
-        for count in (1, 5, 1000, 70_001, 600_000):
+        for count in (1, 1000, 400_001):
             given = [x.astype(dtype) for x in everyones(comm, count)]
             mine = given[comm.rank]
             assert np.array_equal(comm.all_reduce(mine, np.empty_like(mine)), sum(given)), ("all_reduce", count)
@@ -56,7 +56,7 @@ def until_it_fails(comm: Any) -> None:
 
 def killed(comm: Any) -> None:
     """Rank 1 is gone in the middle of things."""
-    comm.all_reduce(np.ones(1000, np.float32))
+    collectives(comm)
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     until_it_fails(comm)
@@ -64,7 +64,7 @@ def killed(comm: Any) -> None:
 
 def broken(comm: Any) -> None:
     """Rank 0 writes with a key that is none: the adapters put both queue pairs into the error state."""
-    comm.all_reduce(np.ones(1000, np.float32))
+    collectives(comm)
     if comm.rank == 0:
         port, source = comm._group.ports[1], ctypes.create_string_buffer(1000)
         key = Key(1000, to_u64(1 << 20), to_u64(4096), 0xDEADBEEF)
