@@ -54,6 +54,7 @@ def init(
     timeout: float | None = None,
     init_timeout: float | None = None,
     transport: str | None = None,
+    backend: str | None = None,
     algorithm: str | None = None,
     insecure: bool = False,
     options: Options | None = None,
@@ -64,6 +65,7 @@ def init(
     Who this rank is comes from the arguments, or from `commrt run`, torchrun, Open MPI, MPICH or Slurm; without any of
     them it is the only one. `store`: a handed-in store with torch's methods, instead of meeting at `rendezvous`.
     `timeout`: seconds that an operation may take. `transport`, `algorithm`: force one. Rank 0's settings hold for all.
+    `backend`: the kind of device that this rank's arrays are on; ranks may differ in it.
 
     Raises ConfigError, BootstrapTimeout naming the ranks that never came, BootstrapError on all ranks if any failed.
     """
@@ -71,7 +73,12 @@ def init(
 
     info = bootstrap.detect(rank=rank, size=size, rendezvous=rendezvous)
     settings = Settings.from_environment(
-        os.environ, timeout_s=timeout, init_timeout_s=init_timeout, transport=transport, algorithm=algorithm
+        os.environ,
+        timeout_s=timeout,
+        init_timeout_s=init_timeout,
+        transport=transport,
+        backend=backend,
+        algorithm=algorithm,
     )
     logs.configure(settings, info.rank)
     settings.log()
@@ -339,8 +346,8 @@ class Communicator:
 
     @property
     def links(self) -> Mapping[int, str]:
-        """The transport to each rank."""
-        return dict(self._group.links)
+        """The transport to each rank: between their devices where there is one, else between their hosts."""
+        return self._group.links | self._group.near
 
     def __enter__(self) -> Communicator:
         return self

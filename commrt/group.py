@@ -102,6 +102,7 @@ class Group:
     pair_packets_half: int = PAIR_PACKETS
     keep: list[Any] = field(default_factory=list)
     device: DeviceSide | None = None
+    near: dict[int, str] = field(default_factory=dict)  # links between devices, by peer
 
     def troubles(self) -> dict[int, str]:
         """What ended links, by peer, as far as they can tell."""
@@ -361,7 +362,7 @@ class Setup:
                 peer: group.endpoints[name].connect(peer, addresses[peer].addresses[name], keys[peer].keys[name])
                 for peer, name in near.items()
             }
-            group.device = self._side(group, opened, memory)
+            group.device, group.near = self._side(group, opened, memory), near
         names = set(group.links.values())
         if len(names) == 1:
             capabilities |= group.endpoints[names.pop()].group(range(self.size), self.exchange)

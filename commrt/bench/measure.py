@@ -10,10 +10,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from commrt.backend import DeviceBackend
 from commrt.bench.options import AVERAGES, Cell, Options, bus_factor, cells
 from commrt.dtypes import by_name
 from commrt.testing.calls import bind
 from commrt.testing.data import Case, Trial
+from commrt.testing.mirror import Mirror
 
 Times = NDArray[np.float64]
 
@@ -59,15 +61,20 @@ def _measure_form(comm: Any, options: Options, cell: Cell, in_place: bool) -> Me
     case = Case(options.collective, comm.size, cell.count, cell.dtype, cell.op, max(cell.root, 0))
     trial = Trial(case, comm.rank, in_place, options.misalign * by_name(cell.dtype).itemsize)
     trial.fill()
-    call = bind(comm, trial, options.algorithm)
-    group = call if options.aggregate == 1 else _aggregated(comm, trial, options)
-    with np.errstate(all="ignore"):
-        times = _timed(comm, group, options)
-    wrong = _wrong(call, trial, options)
+    mirror = Mirror(trial, comm.backend) if isinstance(comm.backend, DeviceBackend) else None
+    try:
+        call = bind(comm, mirror or trial, options.algorithm)
+        group = call if options.aggregate == 1 else _aggregated(comm, mirror or trial, options)
+        with np.errstate(all="ignore"):
+            times = _timed(comm, group, options)
+        wrong = _wrong(call, trial, mirror, options)
+    finally:
+        if mirror is not None:
+            mirror.close()
     return _shared(comm, options, cell, times / options.aggregate, wrong)
 
 
-def _aggregated(comm: Any, trial: Trial, options: Options) -> Callable[[], None]:
+def _aggregated(comm: Any, trial: Trial | Mirror, options: Options) -> Callable[[], None]:
     """`aggregate` calls in flight at once."""
     start = bind(comm, trial, options.algorithm, async_op=True)
 
@@ -96,12 +103,16 @@ def _timed(comm: Any, call: Callable[[], Any], options: Options) -> Times:
     return np.diff(np.array(stamps, np.float64)) / 1e3
 
 
-def _wrong(call: Callable[[], Any], trial: Trial, options: Options) -> int:
+def _wrong(call: Callable[[], Any], trial: Trial, mirror: Mirror | None, options: Options) -> int:
     """Wrong elements of this rank over the checked calls, each on fresh data and clobbered outputs."""
     wrong = 0
     for seed in range(1, options.check + 1):
         trial.fill(seed)
+        if mirror is not None:
+            mirror.send()
         call()
+        if mirror is not None:
+            mirror.fetch()
         wrong += trial.wrong()
     return wrong
 
@@ -112,9 +123,7 @@ def _shared(comm: Any, options: Options, cell: Cell, times: Times, wrong: int) -
     The gathering may be what is broken, so a rank never forgets its own wrong elements.
     """
     mine = np.array([*times, wrong], np.float64)
-    everyones = np.empty(comm.size * len(mine), np.float64)
-    comm.all_gather(mine, everyones)
-    table = everyones.reshape(comm.size, len(mine))
+    table = np.array([np.frombuffer(one, np.float64) for one in comm.exchange(mine.tobytes())])
     over_ranks = cast(Times, _over_ranks(AVERAGES[options.average], table[:, :-1]))
     mean = float(over_ranks.mean())
     alg_bw = cell.nbytes / mean / 1e3 if mean else 0.0

@@ -48,6 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     timestamps: bool = False
     algorithm: str | None = None
     transport: str | None = None
+    backends: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     told_by_each_node: bool = False
 
@@ -62,7 +63,9 @@ class Cell(msgspec.Struct, frozen=True):
     root: int
 
 
-def make(collective: str, *, op: str = "sum", dtype: str = "float32", **rest: Any) -> Options:
+def make(
+    collective: str, *, op: str = "sum", dtype: str = "float32", backend: str | None = None, **rest: Any
+) -> Options:
     """Options from what the command line gave; None means "not given".
 
     Raises InvalidArgument naming what is wrong, UnknownName with a near match for a name.
@@ -76,7 +79,14 @@ def make(collective: str, *, op: str = "sum", dtype: str = "float32", **rest: An
     if "max_bytes" not in given:
         given["max_bytes"] = max(given.get("min_bytes", 0), DEFAULT_MAX_BYTES)
     dtypes, skipped = _dtypes(collective, dtype)
-    names = {"collective": collective, "dtypes": dtypes, "skipped": skipped, "ops": _ops(collective, op)}
+    backends = tuple(name.strip() for name in (backend or "").split(",")) if backend else ()
+    names: dict[str, Any] = {
+        "collective": collective,
+        "dtypes": dtypes,
+        "skipped": skipped,
+        "ops": _ops(collective, op),
+    }
+    names["backends"] = backends
     options = msgspec.convert({**names, **given}, Options)
     _check(options)
     return options
@@ -101,6 +111,11 @@ def cells(options: Options, ranks: int) -> Iterator[Cell]:
         unit = by_name(dtype).itemsize * (ranks if options.collective in _PER_RANK else 1)
         for nbytes in sizes(options):
             yield Cell(nbytes // unit * unit, nbytes // unit, dtype, op, root)
+
+
+def backend_of(options: Options, rank: int) -> str | None:
+    """Where that rank's arrays are, if it was said: the names in turn."""
+    return options.backends[rank % len(options.backends)] if options.backends else None
 
 
 def bus_factor(collective: str, ranks: int) -> float:

@@ -32,14 +32,15 @@ class Place(msgspec.Struct, frozen=True):
     levels: tuple[str, ...] = ()
 
 
-def header(options: Options, places: Sequence[Place], links: Iterable[str]) -> list[str]:
-    """The lines above the table."""
+def header(options: Options, places: Sequence[Place], links: Iterable[str], plan: str = "") -> list[str]:
+    """The lines above the table. `plan`: the digest of the forced algorithm's."""
+    digest = f" plan: {plan}" if plan else ""
     step = f"{options.step_bytes}(bytes)" if options.step_bytes else f"{options.step_factor}(factor)"
     lines = [
         f"# commrt {__version__} {options.collective} ranks: {len(places)} minBytes {options.min_bytes} "
         f"maxBytes {options.max_bytes} step: {step} warmup iters: {options.warmup} iters: {options.iters} "
         f"agg iters: {options.aggregate} validation: {options.check} average: {AVERAGES[options.average]}",
-        f"# links: {', '.join(sorted(set(links))) or 'none'} algorithm: {options.algorithm or 'by size'}",
+        f"# links: {', '.join(sorted(set(links))) or 'none'} algorithm: {options.algorithm or 'by size'}{digest}",
         f"# level: {level(places)}",
     ]
     if options.skipped:

@@ -10,20 +10,18 @@ import time
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgspec
-import numpy as np
 
 from commrt.bench import report
 from commrt.bench.measure import measure
-from commrt.bench.options import DEFAULT_RANKS, Options, cells
+from commrt.bench.options import DEFAULT_RANKS, Options, backend_of, cells
 from commrt.bench.progress import Progress
 from commrt.bootstrap import detect
 from commrt.errors import CommrtError, ConfigError, InvalidArgument, UnknownName
+from commrt.plan import Plan
 from commrt.plugins import default_registry
 
 if TYPE_CHECKING:
     from commrt.launcher import Node
-
-_MOST_PLACE_BYTES = 512
 
 
 def run(options: Options, ranks: int | None, node: Node | None = None) -> int:
@@ -60,6 +58,8 @@ def _check_names(options: Options) -> None:
     registry = default_registry()
     if options.transport not in (None, *registry.names("transports")):
         raise UnknownName("transport", str(options.transport), registry.names("transports"))
+    for name in options.backends:
+        registry.require("backends", name)
     collective = "send" if options.collective == "sendrecv" else options.collective
     pairs = [name.split("/", 1) for name in registry.names("algorithms") if "/" in name]
     algorithms = [name for of, name in pairs if of == collective]
@@ -83,7 +83,8 @@ def _run_threads(options: Options, ranks: int) -> int:
     from commrt.testing.world import World
 
     settings: dict[str, Any] = {} if options.timeout_s is None else {"timeout_s": options.timeout_s}
-    with World(ranks, transport=str(options.transport), **settings) as world:
+    backends = [backend_of(options, rank) or "cpu" for rank in range(ranks)]
+    with World(ranks, transport=str(options.transport), backends=backends, **settings) as world:
         return max(world.run(lambda comm: report_rank(comm, options)))
 
 
@@ -93,7 +94,8 @@ def run_rank(options: Options) -> int:
 
     rank = detect().rank
     try:
-        with commrt.init(transport=options.transport, timeout=options.timeout_s) as comm:
+        backend = backend_of(options, rank)
+        with commrt.init(transport=options.transport, backend=backend, timeout=options.timeout_s) as comm:
             return report_rank(comm, options)
     except (CommrtError, OSError) as error:
         # Every rank has the same arguments: the first says what is wrong with them.
@@ -111,7 +113,7 @@ def report_rank(comm: Any, options: Options) -> int:
     """
     began, places = time.time(), _places(comm)
     if comm.rank == 0:
-        report.say(sys.stdout, report.header(options, places, comm.links.values()))
+        report.say(sys.stdout, report.header(options, places, comm.links.values(), _digest(comm, options)))
     rows = []
     for row in measure(comm, options):
         rows.append(row)
@@ -127,12 +129,16 @@ def report_rank(comm: Any, options: Options) -> int:
 def _places(comm: Any) -> list[report.Place]:
     place = report.Place(comm.rank, os.getpid(), socket.gethostname()[:64], comm.backend.name, _levels(comm))
     own = msgspec.json.encode(place)
-    mine = np.frombuffer(own.ljust(_MOST_PLACE_BYTES), np.uint8)
-    everyones = np.empty(comm.size * _MOST_PLACE_BYTES, np.uint8)
-    comm.all_gather(mine, everyones)
-    return [
-        msgspec.json.decode(one.tobytes(), type=report.Place) for one in everyones.reshape(comm.size, _MOST_PLACE_BYTES)
-    ]
+    return [msgspec.json.decode(one, type=report.Place) for one in comm.exchange(own)]
+
+
+def _digest(comm: Any, options: Options) -> str:
+    """Of the forced algorithm's plan: the same on every kind of link, as the plan is."""
+    if options.algorithm is None or options.collective == "sendrecv":
+        return ""
+    algorithm = comm.setup.registry.require("algorithms", f"{options.collective}/{options.algorithm}")
+    plan: Plan = algorithm.plan(comm.size, root=max(options.root, 0))
+    return plan.digest[:16]
 
 
 def _levels(comm: Any) -> tuple[str, ...]:

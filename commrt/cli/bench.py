@@ -80,6 +80,9 @@ class Forced:
     transport: Annotated[
         str | None, typer.Option("--transport", help="Force this transport; loopback: ranks as threads.")
     ] = None
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="Where arrays are: a backend, or one for each rank, with commas.")
+    ] = None
 
 
 @grouped

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from commrt.testing.data import REDUCING, ROOTED, Trial
+from commrt.testing.mirror import Mirror
 from commrt.work import WorkGroup
 
 
-def bind(comm: Any, trial: Trial, algorithm: str | None = None, **more: Any) -> Callable[[], Any]:
+def bind(comm: Any, trial: Trial | Mirror, algorithm: str | None = None, **more: Any) -> Callable[[], Any]:
     """The trial's collective on its buffers, one direct method call each time. `more` is passed on, as is `algorithm`
     unless None.
     """

@@ -303,19 +303,19 @@ class Guarded:
     def __init__(self, dtype: str, count: int, misalign: int = 0, memory: Allocate | None = None) -> None:
         kind = numpy_dtype(dtype)
         nbytes = count * kind.itemsize
-        self._raw = (memory or _new)(nbytes + misalign + 2 * _GUARD + 64)
-        self._raw[:] = _GUARD_BYTE
-        self._start = -self._raw.ctypes.data % 64 + _GUARD + misalign
+        self.raw = (memory or _new)(nbytes + misalign + 2 * _GUARD + 64)
+        self.raw[:] = _GUARD_BYTE
+        self._start = -self.raw.ctypes.data % 64 + _GUARD + misalign
         self._stop = self._start + nbytes
-        self.array: Array = self._raw[self._start : self._stop].view(kind)
+        self.array: Array = self.raw[self._start : self._stop].view(kind)
 
     def clobber(self) -> None:
         """Overwrite the array with what no stream holds for long."""
-        self._raw[self._start : self._stop] = _CLOBBER_BYTE
+        self.raw[self._start : self._stop] = _CLOBBER_BYTE
 
     def broken(self) -> int:
         """How many guard bytes were overwritten."""
-        zones = self._raw[: self._start], self._raw[self._stop :]
+        zones = self.raw[: self._start], self.raw[self._stop :]
         return sum(int(np.count_nonzero(zone != _GUARD_BYTE)) for zone in zones)
 
 
@@ -343,6 +343,11 @@ class Trial:
 
     def _part(self, array: Array, count: int) -> Array:
         return array if len(array) == count else array[self.rank * count : (self.rank + 1) * count]
+
+    @property
+    def raw(self) -> list[Array]:
+        """The bytes of its buffers, guards and all."""
+        return [guarded.raw for guarded in self._guarded]
 
     def fill(self, seed: int | None = None) -> None:
         """Write the input, with a new seed if given, over clobbered buffers."""
