@@ -11,7 +11,7 @@ from commrt.collectives import ROOTED
 from commrt.errors import InvalidArgument
 from commrt.group import Group, half
 from commrt.native import COLLECTIVE_CODES, as_native, ffi, lib
-from commrt.plan import COLLECTIVES, SELF, Plan
+from commrt.plan import COLLECTIVES, Plan
 from commrt.plugins import Registry
 from commrt.selection import Explanation, Selection
 
@@ -155,10 +155,9 @@ class Router:
         far = self._far()
         writers: dict[int, set[int]] = {}
         for program in plan.programs if far else ():
-            own = SELF if program.rank == rank else rank
             for op in (op for block in program.blocks for op in block):
                 for ref in op.dst:
-                    if ref.buffer == "scratch" and ref.rank == own:
+                    if ref.buffer == "scratch" and ref.rank == rank:
                         writers.setdefault(ref.index, set()).add(program.rank)
         if torn := [slot for slot, ranks in writers.items() if ranks & far and ranks - far]:
             raise InvalidArgument(

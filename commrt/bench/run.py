@@ -144,4 +144,4 @@ def _digest(comm: Any, options: Options) -> str:
 def _levels(comm: Any) -> tuple[str, ...]:
     transports = [comm.setup.registry.require("transports", name) for name in sorted(set(comm.links.values()))]
     levels = dict.fromkeys(plugin.probe().level for plugin in (comm.backend, *transports))
-    return tuple(level[:40] for level in levels if level)[:8]
+    return tuple(level[:80] for level in levels if level)[:8]

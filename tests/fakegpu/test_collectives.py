@@ -1,0 +1,66 @@
+"""The same plans by kernels on fake drivers, in host memory, and between both: bit for bit what shared memory gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import Unavailable, kernels
+from .conftest import LIMIT_S, PROGRAMS, Fake
+
+SOURCE = '#include "run_plan.h"\nCR_RUN_PLAN(float32, sum)\nCR_RUN_PLAN(uint8, sum)\n'
+SYMBOLS = ("run_plan_float32_sum", "run_plan_uint8_sum")
+
+
+@pytest.fixture(scope="session")
+def plan_kernels() -> Path:
+    """The executor, for the CPU."""
+    try:
+        return kernels(SOURCE, *SYMBOLS)
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+def launched(env: dict[str, str], ranks: int, *command: object) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "commrt", *map(str, command)]
+    argv[4:4] = ["-n", str(ranks)]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def results(env: dict[str, str], out: Path, backends: str) -> list[Any]:
+    """What every rank of 4 got."""
+    done = launched(env, 4, "run", PROGRAMS / "collectives.py", out, backends)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(4)]
+
+
+@pytest.fixture(scope="session")
+def on_hosts(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return results(dict(os.environ), tmp_path_factory.mktemp("hosts") / "out", "cpu")
+
+
+def test_devices_alone(fake_cuda: Fake, plan_kernels: Path, on_hosts: list[Any], tmp_path: Path) -> None:
+    found = results(fake_cuda.env(plan_kernels), tmp_path / "out", "cuda")
+    assert all(one["backend"] == "cuda" and one["links"] == ["cuda_ipc"] for one in found)
+    assert [one["results"] for one in found] == [one["results"] for one in on_hosts]
+
+
+def test_devices_and_hosts(fake_cuda: Fake, plan_kernels: Path, on_hosts: list[Any], tmp_path: Path) -> None:
+    found = results(fake_cuda.env(plan_kernels), tmp_path / "out", "cuda,cuda,cpu")
+    assert [one["links"] for one in found] == [["cuda_ipc", "shm"], ["cuda_ipc", "shm"], ["shm"], ["cuda_ipc", "shm"]]
+    assert [one["results"] for one in found] == [one["results"] for one in on_hosts]
+
+
+def test_bench_says_what_it_ran_on(fake_cuda: Fake, plan_kernels: Path) -> None:
+    done = launched(
+        fake_cuda.env(plan_kernels), 4, "bench", "all_reduce", "-e", "64K", "--iters", "2", "--backend", "cuda"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no GPU" in next(line for line in done.stdout.splitlines() if line.startswith("# level:"))
+    assert "# Out of bounds values : 0 OK" in done.stdout
