@@ -9,6 +9,7 @@ import typer
 
 from commrt import __version__
 from commrt.cli.bench import bench
+from commrt.cli.doctor import doctor
 from commrt.cli.env import env
 from commrt.cli.explain import explain
 from commrt.cli.plan import plan
@@ -35,7 +36,7 @@ def commrt(
 
 
 app.command(context_settings=CONTEXT_SETTINGS)(run)
-for _command in (bench, explain, plugins, env):
+for _command in (bench, explain, plugins, doctor, env):
     app.command()(_command)
 app.add_typer(plan, name="plan")
 
