@@ -57,6 +57,26 @@ def test_devices_and_hosts(fake_cuda: Fake, plan_kernels: Path, on_hosts: list[A
     assert [one["results"] for one in found] == [one["results"] for one in on_hosts]
 
 
+@pytest.fixture(scope="session")
+def both(fake_cuda: Fake, fake_hip: Fake, plan_kernels: Path) -> dict[str, str]:
+    """The environment of a process that finds both drivers."""
+    env = fake_cuda.env(plan_kernels)
+    return {**env, "LD_LIBRARY_PATH": os.pathsep.join([str(fake_hip.library), env["LD_LIBRARY_PATH"]])}
+
+
+def test_devices_of_the_other_vendor(both: dict[str, str], on_hosts: list[Any], tmp_path: Path) -> None:
+    found = results(both, tmp_path / "out", "hip")
+    assert all(one["backend"] == "hip" and one["links"] == ["xgmi"] for one in found)
+    assert [one["results"] for one in found] == [one["results"] for one in on_hosts]
+
+
+def test_devices_of_two_vendors_and_a_host(both: dict[str, str], on_hosts: list[Any], tmp_path: Path) -> None:
+    found = results(both, tmp_path / "out", "cuda,cuda,hip,cpu")
+    assert [one["backend"] for one in found] == ["cuda", "cuda", "hip", "cpu"]
+    assert [one["links"] for one in found] == [["cuda_ipc", "shm"], ["cuda_ipc", "shm"], ["shm"], ["shm"]]
+    assert [one["results"] for one in found] == [one["results"] for one in on_hosts]
+
+
 def test_bench_says_what_it_ran_on(fake_cuda: Fake, plan_kernels: Path) -> None:
     done = launched(
         fake_cuda.env(plan_kernels), 4, "bench", "all_reduce", "-e", "64K", "--iters", "2", "--backend", "cuda"
