@@ -37,8 +37,8 @@ int cr_ib_link_join(cr_ib_link*, const cr_ib_end* peer, cr_ib_why* why);
 int cr_ib_link_memory(cr_ib_link*, unsigned int number, unsigned long long address, unsigned long long nbytes, unsigned int key);
 void cr_ib_link_port(cr_ib_link*, cr_port* out);
 const char* cr_ib_link_trouble(const cr_ib_link*);  // what ended it, or ""
-// Says goodbye behind all that was taken, waits for that to arrive or for so long, and frees.
-void cr_ib_link_leave(cr_ib_link*, double patience_s);
+// Says goodbye on each behind all that was taken, waits for that to arrive or for so long, and frees them.
+void cr_ib_links_leave(cr_ib_link* const*, unsigned int n, double patience_s);
 // CDEF END
 #ifdef __cplusplus
 }

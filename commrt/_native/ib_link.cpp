@@ -66,7 +66,7 @@ struct cr_ib_link {
   int signal(u64 offset, u64 value);
   int flush();
   int poll();
-  void leave(double patience_s);
+  bool leaving();  // true: nothing more to wait for
   bool know(u32 number, u64 address, u64 nbytes, u32 key) { return peer_.set(number, address, nbytes, key); }
   const char* trouble() const { return failed() ? trouble_ : ""; }
 
@@ -74,7 +74,7 @@ struct cr_ib_link {
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   bool idle() const { return !queued_ && !sends_; }
   int fail(const char* format, ...);
-  int allocate(cr_ib_why*);
+  int allocate(char*& area, u64 nbytes, int access, Mr*& region, cr_ib_why*);
   int make_queues(cr_ib_why*);
   Qp* make_qp(u32 inlined);
   int to_init();
@@ -97,9 +97,9 @@ struct cr_ib_link {
   Cq* cq_ = nullptr;
   Qp* qp_ = nullptr;
   Mr *ring_region_ = nullptr, *slots_region_ = nullptr;
-  char* area_ = nullptr;  // the ring, then the slots
+  char *ring_ = nullptr, *slots_area_ = nullptr;
   u32 inlined_most_ = 0;
-  bool joined_ = false, left_ = false;  // left: the peer has said goodbye
+  bool joined_ = false, said_ = false, left_ = false;  // we have said goodbye; the peer has
   Memories peer_;
   u64 peer_ring_ = 0;
   u32 peer_ring_key_ = 0;
@@ -110,7 +110,7 @@ struct cr_ib_link {
   std::atomic<bool> failed_{false};
   char trouble_[160] = {};
 
-  enum : u64 { RING_NBYTES = RING * sizeof(Record), AREA_NBYTES = RING_NBYTES + (u64)SLOTS * SLOT };
+  enum : u64 { RING_NBYTES = RING * sizeof(Record), SLOTS_NBYTES = (u64)SLOTS * SLOT };
 };
 
 // ---- set-up ----------------------------------------------------------------------------------------------------------
@@ -118,21 +118,20 @@ struct cr_ib_link {
 int cr_ib_link::open(cr_ib_why* why) {
   if (int error = verbs().query_port(device_.context, (u8)port_, &attributes_)) return refuse(why, "port %u: %s", port_, strerror(error));
   if (verbs().query_gid(device_.context, (u8)port_, (int)gid_index_, gid_)) return refuse(why, "port %u has no GID %u", port_, gid_index_);
-  if (allocate(why) || make_queues(why)) return -1;
+  if (allocate(ring_, RING_NBYTES, ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE, ring_region_, why) || make_queues(why)) return -1;
   if (int error = to_init()) return refuse(why, "a queue pair can't be set up: %s", strerror(error));
   for (u32 k = 0; k < RECEIVES; k++)
     if (!post_receive()) return refuse(why, "%s", trouble_);
   return 0;
 }
 
-int cr_ib_link::allocate(cr_ib_why* why) {
-  void* area = mmap(nullptr, AREA_NBYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-  if (area == MAP_FAILED) return refuse(why, "no memory for a link: %s", strerror(errno));
-  area_ = (char*)area;
-  madvise(area_, AREA_NBYTES, MADV_DONTFORK);
-  ring_region_ = verbs().reg_mr(device_.pd, area_, RING_NBYTES, ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE);
-  if (ring_region_) slots_region_ = verbs().reg_mr(device_.pd, area_ + RING_NBYTES, AREA_NBYTES - RING_NBYTES, 0);
-  return slots_region_ ? 0 : refuse(why, "memory of a link can't be registered: %s", strerror(errno));
+int cr_ib_link::allocate(char*& area, u64 nbytes, int access, Mr*& region, cr_ib_why* why) {
+  void* at = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (at == MAP_FAILED) return refuse(why, "no memory for a link: %s", strerror(errno));
+  area = (char*)at;
+  madvise(area, nbytes, MADV_DONTFORK);
+  region = verbs().reg_mr(device_.pd, area, nbytes, access);
+  return region ? 0 : refuse(why, "memory of a link can't be registered: %s", strerror(errno));
 }
 
 int cr_ib_link::make_queues(cr_ib_why* why) {
@@ -190,6 +189,7 @@ int cr_ib_link::to_ready_to_send() {
 }
 
 int cr_ib_link::join(const cr_ib_end& peer, cr_ib_why* why) {
+  if (allocate(slots_area_, SLOTS_NBYTES, 0, slots_region_, why)) return -1;
   peer_ring_ = peer.ring, peer_ring_key_ = peer.ring_key;
   int error = to_ready_to_receive(peer);
   if (!error) error = to_ready_to_send();
@@ -199,7 +199,7 @@ int cr_ib_link::join(const cr_ib_end& peer, cr_ib_why* why) {
 }
 
 void cr_ib_link::end(cr_ib_end& e) const {
-  e = {qp_->qp_num, psn_, ring_region_->rkey, attributes_.lid, (u32)attributes_.active_mtu, attributes_.link_layer, (u64)area_, {}};
+  e = {qp_->qp_num, psn_, ring_region_->rkey, attributes_.lid, (u32)attributes_.active_mtu, attributes_.link_layer, (u64)ring_, {}};
   memcpy(e.gid, gid_, sizeof e.gid);
 }
 
@@ -208,7 +208,8 @@ cr_ib_link::~cr_ib_link() {
   if (cq_) verbs().destroy_cq(cq_);
   if (ring_region_) verbs().dereg_mr(ring_region_);
   if (slots_region_) verbs().dereg_mr(slots_region_);
-  if (area_) munmap(area_, AREA_NBYTES);
+  if (ring_) munmap(ring_, RING_NBYTES);
+  if (slots_area_) munmap(slots_area_, SLOTS_NBYTES);
 }
 
 int cr_ib_link::fail(const char* format, ...) {
@@ -287,10 +288,10 @@ bool cr_ib_link::source(Request& r, Sge& piece, bool& inlined, bool& in_slot) {
   inlined = left <= inlined_most_;
   if (inlined) return piece = {(u64)from, (u32)left, 0}, true;
   if (const Memories::Entry* held = r.source ? device_.memories.holding((u64)from, left) : nullptr)
-    return piece = {(u64)from, (u32)std::min(left, LONGEST), held->key}, true;
+    return piece = {(u64)from, (u32)std::min({left, LONGEST, (u64)attributes_.max_msg_sz}), held->key}, true;
   if (slots_ == SLOTS) return false;
   in_slot = true;
-  piece = {(u64)area_ + RING_NBYTES + next_slot_ % SLOTS * SLOT, (u32)std::min(left, (u64)SLOT), slots_region_->lkey};
+  piece = {(u64)slots_area_ + next_slot_ % SLOTS * SLOT, (u32)std::min(left, (u64)SLOT), slots_region_->lkey};
   memcpy((void*)piece.addr, from, piece.length);
   return true;
 }
@@ -327,7 +328,7 @@ void cr_ib_link::take(const Wc& wc) {
 
 void cr_ib_link::receive(const Wc& wc) {
   if (wc.opcode != WC_RECV_RDMA_WITH_IMM || ntohl(wc.imm_data) != (u32)received_) return (void)fail("a signal is out of step");
-  Record record = ((Record*)area_)[received_++ % RING];
+  Record record = ((Record*)ring_)[received_++ % RING];
   if (record.offset == GOODBYE) return (void)(left_ = true);
   u64 word;
   u32 key;
@@ -348,17 +349,16 @@ int cr_ib_link::poll() {
 
 // Acknowledged: it arrives even if this process ends now.
 int cr_ib_link::flush() {
-  int answer = poll();
+  poll();
   if (left_) return 1;
-  return answer < 0 ? -1 : idle();
+  return failed() ? -1 : idle();
 }
 
-void cr_ib_link::leave(double patience_s) {
-  bool said = !joined_;
-  for (double until = now_s() + patience_s; !(said && idle()) && !left_ && !failed() && now_s() < until;) {
-    if (!said) said = push_signal({GOODBYE, 0});
-    if (poll() == 0) sched_yield();
-  }
+bool cr_ib_link::leaving() {
+  if (!joined_ || left_ || failed()) return true;
+  if (!said_) said_ = push_signal({GOODBYE, 0});
+  poll();
+  return said_ && idle();
 }
 
 // ---- the C interface -------------------------------------------------------------------------------------------------
@@ -390,8 +390,14 @@ int cr_ib_link_memory(cr_ib_link* l, unsigned number, unsigned long long address
 }
 void cr_ib_link_port(cr_ib_link* l, cr_port* out) { *out = {l, put, signal, nullptr, flush, poll}; }
 const char* cr_ib_link_trouble(const cr_ib_link* l) { return l->trouble(); }
-void cr_ib_link_leave(cr_ib_link* l, double patience_s) {
-  l->leave(patience_s);
-  delete l;
+
+void cr_ib_links_leave(cr_ib_link* const* links, unsigned n, double patience_s) {
+  bool all = false;
+  for (double until = now_s() + patience_s; !all && now_s() < until;) {
+    all = true;
+    for (u32 k = 0; k < n; k++) all &= links[k]->leaving();
+    if (!all) sched_yield();
+  }
+  for (u32 k = 0; k < n; k++) delete links[k];
 }
 }

@@ -9,8 +9,9 @@ import pytest
 
 from .conftest import Guests
 
+pytestmark = pytest.mark.timeout(900)  # the first one may have to install what boots guests
 
-@pytest.mark.timeout(300)
+
 def test_one_guest_keeps_the_contract(guests: Guests) -> None:
     """Also between processes, of which one leaves without a word."""
     assert "conformance: all passed" in guests(1, "conformance", timeout_s=200)

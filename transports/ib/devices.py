@@ -53,7 +53,7 @@ def active_ports(library: str = LIBRARY) -> list[Port]:
     checked(lib.cr_ib_load(library.encode(), why), why)
     names = list(_device_names())
     if not names:
-        raise TransportError("no verbs device that can have reliable connections")
+        raise TransportError("no verbs device for InfiniBand or RoCE")
     found: list[Port] = []
     idle: list[str] = []
     for name in names:

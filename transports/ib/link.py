@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -97,7 +98,17 @@ class Link:
 
     def close(self) -> None:
         """Say goodbye, and free. Idempotent."""
+        close_all([self])
+
+    def give_up(self) -> Any:
+        """The native link, which is the caller's now; None if it was given up before."""
         if self._native is not None:
             self._trouble = self.trouble()
-            native, self._native = self._native, None
-            lib.cr_ib_link_leave(native, _LEAVE_S)
+        native, self._native = self._native, None
+        return native
+
+
+def close_all(links: Iterable[Link]) -> None:
+    """Close them at once: those whose peers don't answer are waited for together."""
+    natives = [native for link in links if (native := link.give_up()) is not None]
+    lib.cr_ib_links_leave(ffi.new("cr_ib_link*[]", natives), len(natives), _LEAVE_S)

@@ -6,6 +6,7 @@ keys, which travel over the authenticated exchange alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ from commrt.native import ffi, lib
 from commrt.ports import PortConnection, PortEndpoint
 from commrt.transport import Context, Reach, Transport
 from commrt.transports.ib import devices
-from commrt.transports.ib.link import NUMBER_SHIFT, End, Key, Link, to_u64
+from commrt.transports.ib.link import NUMBER_SHIFT, End, Key, Link, close_all, to_u64
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -55,8 +56,8 @@ class IbEndpoint(PortEndpoint):
         super().__init__()
         self._rank, self._port = context.rank, port
         self._device = devices.open_device(port.device)
-        self.closes.append(_Device(self._device))
         self._links: dict[int, Link] = {}
+        self.closes.append(_Closing(self._device, self._links))
         try:
             self._open_links(context)
         except BaseException:
@@ -68,8 +69,7 @@ class IbEndpoint(PortEndpoint):
         ends: list[End | None] = []
         for peer in range(context.size):
             if peer != context.rank:
-                link = self._links[peer] = Link(self._device, self._port.number, gid)
-                self.closes.append(link)
+                self._links[peer] = Link(self._device, self._port.number, gid)
             ends.append(self._links[peer].end() if peer in self._links else None)
         self.address = msgspec.msgpack.encode(Address(ends))
 
@@ -117,14 +117,15 @@ class IbConnection(PortConnection):
         return self._link.trouble()
 
 
-class _Device:
-    """Closes a device, once."""
+class _Closing:
+    """Closes links, then their device. Once."""
 
-    def __init__(self, native: Any) -> None:
-        self._native = native
+    def __init__(self, device: Any, links: Mapping[int, Link]) -> None:
+        self._device, self._links = device, links
 
     def close(self) -> None:
-        lib.cr_ib_close(self._native)
+        close_all(self._links.values())
+        lib.cr_ib_close(self._device)
 
 
 _Record = TypeVar("_Record", Address, Key)
