@@ -364,13 +364,11 @@ bool cr_ib_link::leaving() {
 // ---- the C interface -------------------------------------------------------------------------------------------------
 
 namespace {
-
 cr_ib_link& link(void* context) { return *(cr_ib_link*)context; }
 int put(void* c, unsigned long long offset, const void* from, unsigned long long nbytes) { return link(c).put(offset, from, nbytes); }
 int signal(void* c, unsigned long long offset, unsigned long long value) { return link(c).signal(offset, value); }
 int flush(void* c) { return link(c).flush(); }
 int poll(void* c) { return link(c).poll(); }
-
 }  // namespace
 
 extern "C" {
@@ -390,7 +388,6 @@ int cr_ib_link_memory(cr_ib_link* l, unsigned number, unsigned long long address
 }
 void cr_ib_link_port(cr_ib_link* l, cr_port* out) { *out = {l, put, signal, nullptr, flush, poll}; }
 const char* cr_ib_link_trouble(const cr_ib_link* l) { return l->trouble(); }
-
 void cr_ib_links_leave(cr_ib_link* const* links, unsigned n, double patience_s) {
   bool all = false;
   for (double until = now_s() + patience_s; !all && now_s() < until;) {

@@ -37,8 +37,9 @@ def test_two_guests_whose_queue_pairs_get_into_error(guests: Guests) -> None:
     assert re.search(r"rank 1: (PeerLost|TransportError) naming 0 .*failed: ", printed), printed
 
 
-def test_bench_is_right(guests: Guests) -> None:
-    printed = guests(1, "bench")
+def test_bench_on_two_nodes_is_right(guests: Guests) -> None:
+    printed = guests(2, "bench")
+    assert "ranks: 4" in printed, printed
     rows = re.findall(r"^\[0\] +\d+ +\d+ +float32 .*$", printed, re.MULTILINE)
     assert len(rows) >= 5 and "# Out of bounds values : 0 OK" in printed, printed
     assert "real verbs, soft-RoCE" in printed and "links: ib" in printed, printed
