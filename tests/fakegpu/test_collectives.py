@@ -14,8 +14,8 @@ import pytest
 from . import Unavailable, kernels
 from .conftest import LIMIT_S, PROGRAMS, Fake
 
-SOURCE = '#include "run_plan.h"\nCR_RUN_PLAN(float32, sum)\nCR_RUN_PLAN(uint8, sum)\n'
-SYMBOLS = ("run_plan_float32_sum", "run_plan_uint8_sum")
+SOURCE = '#include "run_plan.h"\nCR_RUN_PLAN(float32, sum)\nCR_RUN_PLAN(float32, max)\nCR_RUN_PLAN(uint8, sum)\n'
+SYMBOLS = ("run_plan_float32_sum", "run_plan_float32_max", "run_plan_uint8_sum")
 
 
 @pytest.fixture(scope="session")
@@ -84,3 +84,23 @@ def test_bench_says_what_it_ran_on(fake_cuda: Fake, plan_kernels: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no GPU" in next(line for line in done.stdout.splitlines() if line.startswith("# level:"))
     assert "# Out of bounds values : 0 OK" in done.stdout
+
+
+def test_a_captured_graph_is_launched_a_thousand_times(fake_cuda: Fake, plan_kernels: Path, tmp_path: Path) -> None:
+    done = launched(fake_cuda.env(plan_kernels), 2, "run", PROGRAMS / "graph.py", tmp_path / "out", 1000)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [json.loads(Path(f"{tmp_path}/out.{rank}").read_text()) for rank in range(2)] == [[], []]
+
+
+def test_opposite_orders_on_full_devices_end_within_the_timeout(
+    fake_cuda: Fake, plan_kernels: Path, tmp_path: Path
+) -> None:
+    """Each rank's device holds one grid, which waits for the other rank's second one."""
+    env = fake_cuda.env(plan_kernels, multiprocessors=1, threads=512)
+    done = launched(env, 2, "run", PROGRAMS / "opposite.py", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads(Path(f"{tmp_path}/out.{rank}").read_text()) for rank in range(2)]
+    assert all(one["seconds"] < 15 for one in found)
+    ends = {end for one in found for end in one["ends"]}
+    assert "OperationTimeout" in ends  # which ended one grid, and so let the others in
+    assert ends <= {"OperationTimeout", "PeerLost", "Aborted", "CommunicatorBroken", "well"}
