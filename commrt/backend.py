@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 Coherence = Literal["kernel", "launch"]
-Joins = Literal["processes", "threads", "options"]
+Joins = Literal["processes", "groups", "threads", "options"]
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Probe:
     """What was found: devices, or the reason there are none.
 
     level: in a few words, what a result that comes by way of it was obtained on, such as "CPU", "real verbs" or "fake
-    driver"; empty where its name says it all. joins: which ranks a transport joins; one that joins only "threads" of a
-    process, or what its "options" say, serves only when named.
+    driver"; empty where its name says it all. joins: what a transport joins: pairs of ranks, or "groups" alone, all
+    members at once. One that joins only "threads" of a process, or what its "options" say, serves only when named.
     """
 
     devices: tuple[str, ...] = ()

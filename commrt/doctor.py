@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from commrt.backend import Joins
 from commrt.launcher import TIMED_OUT, launch
 from commrt.plugins import Kind, Plugin, default_registry
 
@@ -35,7 +36,7 @@ class Facts(msgspec.Struct, frozen=True):
     devices: tuple[str, ...]
     reason: str
     level: str
-    joins: Literal["processes", "threads", "options"]
+    joins: Joins
     backend: str
 
 

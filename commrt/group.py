@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,16 +19,16 @@ import msgspec
 
 from commrt import __version__
 from commrt.backend import Backend, DeviceBackend, Memory
-from commrt.errors import BootstrapError, CommrtError, ConfigError, Unavailable
+from commrt.errors import BootstrapError, CommrtError, ConfigError
 from commrt.kernel_lane import DeviceSide
 from commrt.kinds import Allocator
+from commrt.linking import HOST, Linker, Row
 from commrt.native import PythonPort, ffi, lib
 from commrt.plugins import Registry
 from commrt.settings import Settings
-from commrt.transport import Connection, Context, Endpoint, Exchange, MemoryTransport, TellingConnection, Transport
+from commrt.transport import Connection, Context, Endpoint, Exchange, MemoryTransport, TellingConnection
 
 _log = logging.getLogger("commrt.init")
-_HOST = "cpu"  # the backend of host memory
 _PAIR_SCRATCH, PAIR_PACKETS = 64 << 10, 8 << 10  # half a mailbox of an ordered pair
 
 
@@ -42,7 +42,7 @@ class _Hello(msgspec.Struct, frozen=True):
     cpus: tuple[int, ...]
 
 
-class _Reaches(msgspec.Struct, frozen=True):
+class _Addresses(msgspec.Struct, frozen=True):
     addresses: dict[str, bytes]
 
 
@@ -62,6 +62,25 @@ class _Offers(msgspec.Struct, frozen=True):
 
 class _Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
+
+
+@dataclass(frozen=True)
+class _Joints:
+    """How this rank is joined: links of host memory and between devices, by peer, and what joins all ranks at once."""
+
+    links: dict[int, str]
+    near: dict[int, str]
+    groups: list[str]
+
+    @classmethod
+    def decide(cls, linker: Linker, reaches: Sequence[Mapping[str, Row]], forced: str | None) -> _Joints:
+        """From what every rank reaches."""
+        return cls(linker.hosts(reaches), linker.devices(reaches, forced), linker.groups(reaches))
+
+    @property
+    def names(self) -> set[str]:
+        """The transports that are needed."""
+        return {*self.links.values(), *self.near.values(), *self.groups}
 
 
 @dataclass(frozen=True)
@@ -118,7 +137,7 @@ class Group:
         self.segment.close()
 
 
-_Reply = TypeVar("_Reply", _Hello, _Reaches, _Links, _Keys, _Offers)
+_Reply = TypeVar("_Reply", _Hello, _Addresses, _Links, _Keys, _Offers)
 
 
 @dataclass
@@ -151,18 +170,18 @@ class Setup:
         hellos = self._round(_Hello, self._hello)
         self._compare(hellos)
         settings = self.settings.adopt(hellos[0].settings)
-        backend: Backend = self.registry.require("backends", _HOST)
+        backend: Backend = self.registry.require("backends", HOST)
+        linker = Linker(self.rank, self.size, self.registry, self.settings.backend)
         context = Context(self.rank, self.size, hellos[0].token, backend, dict(self.options.transport), settings)
-        addresses = self._round(_Reaches, lambda: self._open(settings, context, endpoints))
-        reaches = self._round(_Links, lambda: self._reach(endpoints, addresses))
-        hosts, devices = self._families(endpoints)
-        links = self._choose(reaches, hosts)
-        near = self._near(reaches, devices, settings)
-        shape = _shape(self.size, settings)
-        allocator = self._allocator(backend, {name: endpoints[name] for name in hosts})
-        for name in set(hosts) - set(links.values()):
+        offered = self._round(_Addresses, lambda: _Addresses(linker.open(context, settings.transport, endpoints)))
+        addresses = [offer.addresses for offer in offered]
+        reached = self._round(_Links, lambda: _Links(linker.reach(endpoints, addresses)))
+        joints = _Joints.decide(linker, [one.reaches for one in reached], settings.transport)
+        for name in set(endpoints) - joints.names:
             endpoints.pop(name).close()
-        keys = self._round(_Keys, lambda: self._register(shape, allocator, endpoints, links, near, memory))
+        shape = _shape(self.size, settings)
+        allocator = self._allocator(backend, endpoints)
+        keys = self._round(_Keys, lambda: self._register(shape, linker, allocator, endpoints, joints, memory))
         native = self._native(shape, memory[0], hellos, settings)
         group = Group(
             rank=self.rank,
@@ -172,11 +191,11 @@ class Setup:
             native=native,
             segment=memory[0],
             endpoints=endpoints,
-            links=links,
+            links=joints.links,
             token=context.token,
             allocator=allocator,
         )
-        offers = self._round(_Offers, lambda: self._connect(group, near, hellos, addresses, keys, memory))
+        offers = self._round(_Offers, lambda: self._connect(group, linker, joints, hellos, addresses, keys, memory))
         group.capabilities = frozenset.intersection(*(frozenset(offer.capabilities) for offer in offers))
         return group
 
@@ -219,88 +238,6 @@ class Setup:
                 both = ", ".join(f"{value} (rank {rank})" for value, rank in values.items())
                 raise BootstrapError(f"ranks have different {field_name}s: {both}", rank=self.rank)
 
-    def _open(self, settings: Settings, context: Context, endpoints: dict[str, Endpoint]) -> _Reaches:
-        for name in self._candidates(settings):
-            transport = self.registry.require("transports", name)
-            own = context if _HOST in transport.backends else replace(context, backend=self._device())
-            endpoints[name] = transport.open(own)
-        return _Reaches({name: endpoint.address for name, endpoint in endpoints.items()})
-
-    def _candidates(self, settings: Settings) -> list[str]:
-        if settings.transport is not None:
-            probe = self.registry.require("transports", settings.transport).probe()
-            if not probe.devices:
-                raise Unavailable(f"transport {settings.transport!r} can't serve here: {probe.reason}", rank=self.rank)
-        usable = sorted(self.registry.usable("transports").items())
-        return [name for name, transport in usable if self._serves(transport, settings.transport)]
-
-    def _serves(self, transport: Transport, forced: str | None) -> bool:
-        """Whether to open it. One that is forced takes the place of those that join the same memory."""
-        if not {_HOST, self.settings.backend} & set(transport.backends):
-            return False
-        if forced is not None and set(transport.backends) & set(self.registry.require("transports", forced).backends):
-            return transport.name == forced
-        probe = transport.probe()
-        return bool(probe.devices) and probe.joins == "processes"
-
-    def _device(self) -> DeviceBackend:
-        """The backend of this rank's arrays, where that is a device."""
-        backend = self.registry.require("backends", self.settings.backend)
-        if not isinstance(backend, DeviceBackend):
-            raise ConfigError(f"backend {self.settings.backend!r} does not run plans as kernels", rank=self.rank)
-        if not (probe := backend.probe()).devices:
-            raise Unavailable(f"backend {self.settings.backend!r} can't serve here: {probe.reason}", rank=self.rank)
-        return backend
-
-    def _families(self, endpoints: Mapping[str, Endpoint]) -> tuple[list[str], list[str]]:
-        """The transports that join host memory, and those that join the memory of this rank's device."""
-        joins = {name: self.registry.require("transports", name).backends for name in endpoints}
-        return [name for name in joins if _HOST in joins[name]], [name for name in joins if _HOST not in joins[name]]
-
-    def _reach(self, endpoints: dict[str, Endpoint], addresses: Sequence[_Reaches]) -> _Links:
-        found: dict[str, list[tuple[float, float] | None]] = {}
-        for name, endpoint in endpoints.items():
-            row: list[tuple[float, float] | None] = []
-            for rank, offer in enumerate(addresses):
-                there = name in offer.addresses and rank != self.rank
-                reach = endpoint.reach(rank, offer.addresses[name]) if there else None
-                row.append((reach.latency_us, reach.bandwidth_gbps) if reach else None)
-            found[name] = row
-        return _Links(found)
-
-    def _choose(self, reaches: Sequence[_Links], names: Sequence[str]) -> dict[int, str]:
-        """The best link that both ends can use, for each peer; both ends come to the same answer."""
-        links: dict[int, str] = {}
-        for peer in (peer for peer in range(self.size) if peer != self.rank):
-            best = self._best(reaches, names, peer)
-            if best is None:
-                tried = ", ".join(sorted(names)) or "none"
-                raise BootstrapError(
-                    f"no transport joins ranks {self.rank} and {peer} (tried {tried})", rank=self.rank, peer=peer
-                )
-            links[peer] = best
-        return links
-
-    def _best(self, reaches: Sequence[_Links], names: Sequence[str], peer: int) -> str | None:
-        both: list[tuple[float, str]] = []
-        for name in names:
-            there = reaches[self.rank].reaches[name][peer]
-            back = reaches[peer].reaches.get(name, [None] * self.size)[self.rank]
-            if there and back:
-                both.append((max(there[0], back[0]) + 1e3 / min(there[1], back[1]), name))
-        return min(both)[1] if both else None
-
-    def _near(self, reaches: Sequence[_Links], names: Sequence[str], settings: Settings) -> dict[int, str]:
-        """The best link between the devices' memories, for each peer that has one; the others meet in host memory."""
-        peers = [peer for peer in range(self.size) if peer != self.rank]
-        near = {peer: name for peer in peers if (name := self._best(reaches, names, peer))}
-        if settings.transport in names and len(near) < len(peers):
-            far = next(peer for peer in peers if peer not in near)
-            raise BootstrapError(
-                f"transport {settings.transport!r} does not join ranks {self.rank} and {far}", rank=self.rank, peer=far
-            )
-        return near
-
     def _allocator(self, backend: Backend, endpoints: Mapping[str, Endpoint]) -> Allocator:
         transports = (self.registry.require("transports", name) for name in endpoints)
         return Allocator(backend, [transport for transport in transports if isinstance(transport, MemoryTransport)])
@@ -308,10 +245,10 @@ class Setup:
     def _register(
         self,
         shape: Any,
+        linker: Linker,
         allocator: Allocator,
         endpoints: dict[str, Endpoint],
-        links: dict[int, str],
-        near: dict[int, str],
+        joints: _Joints,
         memory: list[Memory],
     ) -> _Keys:
         kind = allocator.kind(self.options.transport.get("segment_kind"))
@@ -319,11 +256,13 @@ class Setup:
             raise ConfigError(f"scratch must be kernel-coherent; {kind.name!r} memory is not", rank=self.rank)
         nbytes = lib.cr_segment_bytes(shape)
         memory.append(allocator.allocate(nbytes, kind))
-        keys = {name: endpoints[name].register(memory[0]) for name in sorted(set(links.values()))}
-        if near:
-            memory.append(self._device().allocate(nbytes))
-            keys |= {name: endpoints[name].register(memory[1]) for name in sorted(set(near.values()))}
-        return _Keys(keys)
+        if joints.near:
+            memory.append(linker.device().allocate(nbytes))
+        return _Keys({name: endpoints[name].register(memory[self._place(name)]) for name in sorted(joints.names)})
+
+    def _place(self, name: str) -> int:
+        """Which memory a transport joins: the host's is first, the device's second."""
+        return 0 if HOST in self.registry.require("transports", name).backends else 1
 
     def _native(self, shape: Any, segment: Memory, hellos: Sequence[_Hello], settings: Settings) -> Any:
         here = [hello for hello in hellos if hello.boot == hellos[self.rank].boot]
@@ -340,40 +279,41 @@ class Setup:
         return ffi.gc(native, lib.cr_comm_free)
 
     def _connect(
-        self, group: Group, near: dict[int, str], hellos: Sequence[_Hello], addresses: Sequence[_Reaches],
-        keys: Sequence[_Keys], memory: Sequence[Memory],
+        self, group: Group, linker: Linker, joints: _Joints, hellos: Sequence[_Hello],
+        addresses: Sequence[Mapping[str, bytes]], keys: Sequence[_Keys], memory: Sequence[Memory],
     ) -> _Offers:  # fmt: skip
         capabilities = {"mapped", "direct"}
         self._attach_self(group)
         for peer, name in group.links.items():
-            connection = group.endpoints[name].connect(peer, addresses[peer].addresses[name], keys[peer].keys[name])
+            connection = group.endpoints[name].connect(peer, addresses[peer][name], keys[peer].keys[name])
             group.connections[peer] = connection
             if connection.mapped is None:
                 capabilities.discard("mapped")
             if connection.direct is None:
                 capabilities.discard("direct")
             self._attach(group, peer, connection)
-        if any(hello.backend != _HOST for hello in hellos):
+        if any(hello.backend != HOST for hello in hellos):
             capabilities.discard("direct")
-        if len(near) not in (0, self.size - 1):
+        if len(joints.near) not in (0, self.size - 1):
             capabilities.discard("mapped")  # what this rank writes once, not all of its peers would find in one place
-        if group.backend.name != self.settings.backend:
-            opened = {
-                peer: group.endpoints[name].connect(peer, addresses[peer].addresses[name], keys[peer].keys[name])
-                for peer, name in near.items()
-            }
-            group.device, group.near = self._side(group, opened, memory), near
-        names = set(group.links.values())
-        if len(names) == 1:
-            capabilities |= group.endpoints[names.pop()].group(range(self.size), self.exchange)
+        opened = {
+            peer: group.endpoints[name].connect(peer, addresses[peer][name], keys[peer].keys[name])
+            for peer, name in joints.near.items()
+        }
+        for name in joints.groups:
+            capabilities |= group.endpoints[name].group(range(self.size), self.exchange)
+        if self.settings.backend != HOST:
+            group.device, group.near = self._side(group, linker.device(), opened, memory), joints.near
         _log.info("rank %d of %d: links %s, capabilities %s", self.rank, self.size, group.links, sorted(capabilities))
         return _Offers(tuple(sorted(capabilities)))
 
-    def _side(self, group: Group, opened: Mapping[int, Connection], memory: Sequence[Memory]) -> DeviceSide:
+    def _side(
+        self, group: Group, device: DeviceBackend, opened: Mapping[int, Connection], memory: Sequence[Memory]
+    ) -> DeviceSide:
         hosts = {peer: connection.mapped for peer, connection in group.connections.items()}
         hosts[self.rank] = group.segment.address
         near = {peer: connection.mapped for peer, connection in opened.items()}
-        return DeviceSide(self._device(), group.native, self.rank, memory[0].nbytes, hosts, near, memory[1:])
+        return DeviceSide(device, group.native, self.rank, memory[0].nbytes, hosts, near, memory[1:])
 
     def _attach_self(self, group: Group) -> None:
         """A rank reaches itself without a link."""

@@ -139,14 +139,27 @@ class Endpoint(Protocol):
 
 
 @runtime_checkable
+class SwitchEndpoint(Endpoint, Protocol):
+    """An endpoint on a switch that acts on the memory of all members at once.
+
+    multicast: once `group` has offered "switch", the address that stands for the same place in the memory which each
+    member registered first; else 0.
+    """
+
+    multicast: int
+
+
+@runtime_checkable
 class Transport(Protocol):
     """A kind of link. `memory_kinds` are those it adds to the backend's; one that adds any is a `MemoryTransport`.
 
-    backends: whose memory it joins, by their names. Host memory is the CPU backend's.
+    backends: whose memory it joins, by their names. Host memory is the CPU backend's. groups: whether `group` of its
+    endpoints can add anything.
     """
 
     name: str
     backends: tuple[str, ...] = ("cpu",)
+    groups: bool = False
     memory_kinds: tuple[MemoryKind, ...] = ()
 
     def probe(self) -> Probe:

@@ -176,7 +176,7 @@ def test_a_stream_waits_for_work() -> None:
 
 
 def test_work_of_a_stream() -> None:
-    gate = threading.Event()
+    gate, both_looked = threading.Event(), threading.Barrier(2, timeout=10)
 
     def rank(comm: Communicator) -> None:
         stream, x = new_stream(), np.full(10, comm.rank + 1)
@@ -184,8 +184,8 @@ def test_work_of_a_stream() -> None:
         work = comm.all_reduce(x, stream=stream)
         assert work.wait(0.02) is False
         assert not work.done()
-        if comm.rank == 0:
-            gate.set()
+        both_looked.wait()
+        gate.set()
         assert work.wait() is True
         assert work.done()
         assert (x == 3).all()

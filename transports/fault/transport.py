@@ -40,6 +40,7 @@ class FaultTransport:
 
     name = "fault"
     backends = ("cpu",)
+    groups = False
     memory_kinds: tuple[MemoryKind, ...] = ()
 
     def probe(self) -> Probe:

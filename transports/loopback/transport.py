@@ -36,6 +36,7 @@ class LoopbackTransport:
 
     name = "loopback"
     backends = ("cpu",)
+    groups = True
     memory_kinds: tuple[MemoryKind, ...] = (EMULATED_LAUNCH,)  # makes it a MemoryTransport
 
     def __init__(self) -> None:

@@ -39,6 +39,7 @@ class ShmTransport:
 
     name = "shm"
     backends = ("cpu",)
+    groups = False
     memory_kinds: tuple[MemoryKind, ...] = ()
 
     def probe(self) -> Probe:

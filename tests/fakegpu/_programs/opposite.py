@@ -1,4 +1,4 @@
-"""opposite.py OUT: two communicators of a rank, launched in opposite orders on two ranks, on devices that hold one grid.
+"""opposite.py OUT: two communicators, launched in opposite orders on two ranks, whose devices hold one grid each.
 
 Writes how each operation ended to OUT.rank, as JSON.
 """
