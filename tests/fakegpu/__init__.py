@@ -32,7 +32,7 @@ def build(library: str, sources: Sequence[str], flags: Sequence[str] = ()) -> Pa
 def kernels(source: str, *symbols: str) -> Path:
     """The folder with that source compiled for the CPU, for FAKEGPU_KERNELS. `symbols`: its kernels."""
     entries = "".join(f"FAKEGPU_ENTRY({symbol})\n" for symbol in symbols)
-    text = f'#include "kernel.h"\n{source}\n#include "kernel_entry.h"\n{entries}'
+    text = f'#include "kernel.h"\n#include "kernel_entry.h"\n{source}\n{entries}'
     inputs = [HERE / "kernel_entry.h", *HEADERS.glob("*.h")]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cpp")

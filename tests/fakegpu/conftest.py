@@ -37,6 +37,21 @@ class Fake:
         assert not done.returncode, done.stderr + done.stdout
         return json.loads(done.stdout.splitlines()[-1])
 
+    def ranks(self, count: int, *command: object, kernels: Path | None = None, **settings: object) -> list[Any]:
+        """The same of several processes, each on the device of its rank, which stands in the command for "RANK"."""
+        env = self.env(kernels, **settings)
+        running: list[subprocess.Popen[str]] = []
+        try:
+            for rank in range(count):
+                argv = [sys.executable, *(str(rank) if word == "RANK" else str(word) for word in command)]
+                own = {**env, "COMMRT_DEVICE": str(rank)}
+                running.append(subprocess.Popen(argv, env=own, stdout=subprocess.PIPE, text=True))
+            return [json.loads(one.communicate(timeout=LIMIT_S)[0]) for one in running]
+        finally:
+            for one in running:
+                with one:
+                    one.kill()
+
 
 @pytest.fixture(scope="session")
 def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Fake:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from . import Unavailable, build
 
-SOURCES = ("cuda_driver.cpp", "cuda_memory.cpp", "cuda_streams.cpp", "cuda_kernels.cpp")
+SOURCES = ("cuda_driver.cpp", "cuda_memory.cpp", "cuda_streams.cpp", "cuda_kernels.cpp", "cuda_vmm.cpp",
+           "cuda_multicast.cpp")  # fmt: skip
 
 
 def library() -> Path:

@@ -96,7 +96,7 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
 CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
   FAKE_CALL;
   if (!known(device)) return CUDA_ERROR_INVALID_DEVICE;
-  snprintf(name, length, "fake GPU %d (no GPU: kernels run on the CPU)", device);
+  snprintf(name, length, "fake GPU %d (no GPU, CPU threads)", device);
   return CUDA_SUCCESS;
 }
 

@@ -215,6 +215,16 @@ bool holds(uint64_t address, size_t nbytes) {
   return block && nbytes <= block->nbytes - (address - block->address);
 }
 
+void note_block(uint64_t address, size_t nbytes, Kind kind, int device) {
+  Guard guard(memories().mutex);
+  memories().live[address] = {address, nbytes, kind, device, -1, 0, 1};
+}
+
+void forget_block(uint64_t address) {
+  Guard guard(memories().mutex);
+  memories().live.erase(address);
+}
+
 bool register_host(uint64_t address, size_t nbytes) {
   Memories& m = memories();
   Guard guard(m.mutex);
@@ -270,8 +280,9 @@ namespace {
 bool usable(uint64_t address, size_t nbytes) {
   Memories& m = memories();
   Guard guard(m.mutex);
-  if (const Block* block = live_at(m, address)) return nbytes <= block->nbytes - (address - block->address);
-  return !dead_at(m, address);
+  const Block* block = live_at(m, address);
+  if (!block) return !dead_at(m, address);
+  return block->kind != Kind::MULTICAST && nbytes <= block->nbytes - (address - block->address);
 }
 
 }  // namespace
@@ -567,6 +578,8 @@ std::vector<std::string> kernel_files() {
 
 }  // namespace
 
+Multicast multicast = nullptr;
+
 const Kernel* find_kernel(const std::string& name) {
   static std::mutex& mutex = *new std::mutex;
   static std::map<std::string, Kernel>& known = *new std::map<std::string, Kernel>;
@@ -582,6 +595,7 @@ const Kernel* find_kernel(const std::string& name) {
     Kernel kernel{name, (void (*)(void**))dlsym(library, (name + "__call").c_str()), nullptr, {}};
     if (!kernel.call) continue;
     kernel.enter = (void (*)(unsigned, unsigned))dlsym(library, "commrt_enter_block");
+    *(Multicast*)dlsym(library, "fakegpu_multicast") = multicast;
     const unsigned* sizes = *(const unsigned* const*)dlsym(library, (name + "__sizes").c_str());
     kernel.sizes.assign(sizes + 1, sizes + 1 + sizes[0]);
     return &known.emplace(name, kernel).first->second;

@@ -44,7 +44,8 @@ int injected(const char* call);
 
 // ---- memory ----------------------------------------------------------------------------------------------------------
 
-enum class Kind { DEVICE, HOST, REGISTERED, IMPORTED };
+// MAPPED and MULTICAST: noted by a driver that maps memory piece by piece; only multimem instructions reach the latter.
+enum class Kind { DEVICE, HOST, REGISTERED, IMPORTED, MAPPED, MULTICAST };
 
 struct Block {
   uint64_t address;
@@ -62,6 +63,8 @@ bool release(uint64_t address, Kind kind);             // false: no such block b
 std::optional<Block> find(uint64_t address);           // the live block that holds that address
 bool holds(uint64_t address, size_t nbytes);           // whether one live block holds all of it
 bool register_host(uint64_t address, size_t nbytes);   // false: overlaps what is registered or allocated already
+void note_block(uint64_t address, size_t nbytes, Kind kind, int device);
+void forget_block(uint64_t address);
 size_t free_nbytes(int device);
 
 struct Handle { char bytes[64]; };
@@ -147,6 +150,10 @@ struct Kernel {
 };
 
 using Arguments = std::vector<std::vector<char>>;
+
+// Where the member-th memory behind a multicast address lies in this process; null: there are no more. Set by a driver.
+using Multicast = void* (*)(const void* address, unsigned member);
+extern Multicast multicast;
 
 const Kernel* find_kernel(const std::string& name);    // null: no file in FAKEGPU_KERNELS defines it
 Arguments copy_arguments(const Kernel& kernel, void** pointers);

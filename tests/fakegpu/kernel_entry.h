@@ -1,4 +1,5 @@
-// What the fake drivers need beside a kernel that is compiled for the CPU: how to call it, and the sizes of its parameters.
+// What the fake drivers and a kernel that is compiled for the CPU need of each other: how to call it, the sizes of its
+// parameters; a clock, and what multimem instructions do. Included between kernel.h and the kernel's source.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -10,7 +11,22 @@ inline __attribute__((used)) u64 clock_ns() {
 }
 }  // namespace commrt
 
+// Where the member-th memory behind a multicast address is; set when the library is loaded.
+extern "C" {
+void* (*fakegpu_multicast)(const void* address, unsigned member) = nullptr;
+}
+
 namespace fakegpu {
+
+// multimem.ld_reduce and multimem.st, one member after another.
+template <class T, class Op> T multimem_load(const T* address, Op op) {
+  T value = *(const T*)fakegpu_multicast(address, 0);
+  for (unsigned member = 1; void* at = fakegpu_multicast(address, member); member++) value = op(value, *(const T*)at);
+  return value;
+}
+template <class T> void multimem_store(T* address, T value) {
+  for (unsigned member = 0; void* at = fakegpu_multicast(address, member); member++) *(T*)at = value;
+}
 
 template <class... P, size_t... I> void call(void (*kernel)(P...), void** arguments, std::index_sequence<I...>) {
   kernel(*(P*)arguments[I]...);

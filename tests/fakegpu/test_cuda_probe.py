@@ -95,7 +95,7 @@ def test_a_device_that_fails_when_looked_at(fake_cuda: Fake) -> None:
 
 def test_a_device_that_can_not_be_had(fake_cuda: Fake) -> None:
     devices, _, error = ask(fake_cuda.env(devices=1, fail="cuDevicePrimaryCtxRetain:2"))
-    assert devices == ["fake GPU 0 (no GPU: kernels run on the CPU), sm_90"]
+    assert devices == ["fake GPU 0 (no GPU, CPU threads), sm_90"]
     assert error.startswith("Unavailable: this rank's NVIDIA GPU can't be used")
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ from commrt.testing import BackendSuite, TransportSuite
 from commrt.testing.backend_suite import KERNEL
 
 from . import kernels
-from .conftest import LIMIT_S, PROGRAMS, Fake
+from .conftest import PROGRAMS, Fake
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +43,8 @@ def test_transport(check: str, transport_outcomes: Any) -> None:
 
 def test_two_processes_reach_into_each_others_memory(fake_cuda: Fake, exchange_kernels: Path, tmp_path: Path) -> None:
     """IPC handles, and a kernel that puts, signals and waits through them: the channels of algorithms/device."""
-    argv = [sys.executable, PROGRAMS / "exchange.py", tmp_path]
-    ranks = []
-    try:
-        for rank in range(2):
-            env = {**fake_cuda.env(exchange_kernels), "COMMRT_DEVICE": str(rank)}
-            command = list(map(str, [*argv, rank, 4, 20, "cuda_ipc", "cuda"]))
-            ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
-        outputs = [json.loads(rank.communicate(timeout=LIMIT_S)[0]) for rank in ranks]
-    finally:
-        for one in ranks:
-            one.kill()
-            one.wait()
-    for output in outputs:
+    command = (PROGRAMS / "exchange.py", tmp_path, "RANK", 4, 20, "cuda_ipc", "cuda")
+    for output in fake_cuda.ranks(2, *command, kernels=exchange_kernels):
         assert "fake GPU" in output.pop("devices")
         assert output == {"wrong": 0, "failed": 0, "reach": True, "more": 2 << 20}
 
