@@ -30,6 +30,7 @@ class Address(msgspec.Struct, frozen=True):
 class DeviceTransport:
     """Implements `commrt.transport.Transport` for devices of one backend. `estimate`: of the link of two of them."""
 
+    groups: bool = False
     memory_kinds: tuple[MemoryKind, ...] = ()
 
     def __init__(self, name: str, backend: str, estimate: Reach) -> None:
