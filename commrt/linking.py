@@ -6,14 +6,16 @@ groups, all members at once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from commrt.backend import DeviceBackend
-from commrt.errors import BootstrapError, ConfigError, Unavailable
+from commrt.errors import BootstrapError, ConfigError, TransportError, Unavailable
 from commrt.plugins import Registry
 from commrt.transport import Context, Endpoint, Transport
 
+_log = logging.getLogger("commrt.init")
 HOST = "cpu"  # the backend of host memory
 Row = list["tuple[float, float] | None"]  # by rank: latency and bandwidth of the link, or None
 
@@ -37,13 +39,21 @@ class Linker:
         return backend
 
     def open(self, context: Context, forced: str | None, endpoints: dict[str, Endpoint]) -> dict[str, bytes]:
-        """Open what may serve, into `endpoints`; their addresses. `forced`: a transport."""
+        """Open what may serve, into `endpoints`; their addresses. `forced`: a transport.
+
+        Any other that fails to open is left out, as one that isn't there.
+        """
         if forced is not None and not (probe := self._transport(forced).probe()).devices:
             raise Unavailable(f"transport {forced!r} can't serve here: {probe.reason}", rank=self.rank)
         for name, transport in sorted(self.registry.usable("transports").items()):
             if self._serves(transport, forced):
                 own = context if HOST in transport.backends else replace(context, backend=self.device())
-                endpoints[name] = transport.open(own)
+                try:
+                    endpoints[name] = transport.open(own)
+                except TransportError as error:
+                    if name == forced:
+                        raise
+                    _log.warning("transport %s is left out: %s", name, error)
         return {name: endpoint.address for name, endpoint in endpoints.items()}
 
     def reach(self, endpoints: Mapping[str, Endpoint], addresses: Sequence[Mapping[str, bytes]]) -> dict[str, Row]:

@@ -13,7 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from commrt.errors import TransportError
+from commrt.errors import ConfigError, TransportError
+from commrt.plugins import Plugin, Registry, discover
+from commrt.testing.world import World
 from commrt.transports.ib import devices
 from commrt.transports.ib.link import End, Key
 from commrt.transports.ib.transport import Address, IbTransport, _decode
@@ -56,12 +58,22 @@ def test_a_probe_finds_active_ports(tmp_path: Path) -> None:
     assert probe.devices == ("fake0:1",) and probe.level == "real verbs"
 
 
+def test_one_that_fails_to_open_is_left_out_unless_asked_for(tmp_path: Path) -> None:
+    """The fake device has no GID."""
+    failing = Plugin("transports", "ib", "a test", __name__, _loaded=IbTransport(fake(tmp_path)))
+    registry = Registry([failing, *(plugin for plugin in discover() if plugin.name != "ib")])
+    with World(2, None, registry=registry) as world:
+        assert set(world.communicators[0].links.values()) == {"shm"}
+    with pytest.raises(TransportError, match="no GID"):
+        World(2, "ib", registry=registry)
+
+
 def test_the_device_of_the_setting() -> None:
     ports = [devices.Port("a", 1, 1, 1), devices.Port("b", 1, 1, 1), devices.Port("b", 2, 1, 1)]
     assert devices.choose_port(ports, None) is ports[0]
     assert devices.choose_port(ports, "b") is ports[1]
     assert devices.choose_port(ports, "b:2") is ports[2]
-    with pytest.raises(TransportError, match=r"COMMRT_IB_DEVICE=c .*a:1, b:1, b:2"):
+    with pytest.raises(ConfigError, match=r"COMMRT_IB_DEVICE=c .*a:1, b:1, b:2"):
         devices.choose_port(ports, "c")
 
 
@@ -79,7 +91,7 @@ def test_of_roce_a_routed_ipv4_address_is_best() -> None:
     assert devices.choose_gid(ROCE, table[:3], None) == 1
     assert devices.choose_gid(INFINIBAND, table, None) == 0
     assert devices.choose_gid(ROCE, table, 2) == 2
-    with pytest.raises(TransportError, match="COMMRT_IB_GID_INDEX=9"):
+    with pytest.raises(ConfigError, match="COMMRT_IB_GID_INDEX=9"):
         devices.choose_gid(ROCE, table, 9)
     with pytest.raises(TransportError, match="no GID"):
         devices.choose_gid(ROCE, [], None)

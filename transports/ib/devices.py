@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from commrt.errors import TransportError
+from commrt.errors import ConfigError, TransportError
 from commrt.native import ffi, lib
 
 LIBRARY = "libibverbs.so.1"
@@ -69,18 +69,21 @@ def active_ports(library: str = LIBRARY) -> list[Port]:
 
 
 def choose_port(ports: Sequence[Port], wanted: str | None) -> Port:
-    """The one called `device` or `device:port`, else the first. Raises TransportError if that one isn't active."""
+    """The one called `device` or `device:port`, else the first. Raises ConfigError if that one isn't active."""
     for port in ports:
         if wanted in (None, port.device, str(port)):
             return port
-    raise TransportError(f"COMMRT_IB_DEVICE={wanted} has no active port; those with one: {', '.join(map(str, ports))}")
+    raise ConfigError(f"COMMRT_IB_DEVICE={wanted} has no active port; those with one: {', '.join(map(str, ports))}")
 
 
 def choose_gid(port: Port, gids: Sequence[Gid], wanted: int | None) -> int:
-    """The index wanted, else of InfiniBand the first entry, of RoCE the best. Raises TransportError if it is empty."""
+    """The index wanted, else of InfiniBand the first entry, of RoCE the best.
+
+    Raises ConfigError if the wanted one is empty, TransportError if there is none.
+    """
     if wanted is not None:
         if wanted not in [gid.index for gid in gids]:
-            raise TransportError(f"COMMRT_IB_GID_INDEX={wanted} is an empty entry of {port}")
+            raise ConfigError(f"COMMRT_IB_GID_INDEX={wanted} is an empty entry of {port}")
         return wanted
     if not gids:
         raise TransportError(f"{port} has no GID")
