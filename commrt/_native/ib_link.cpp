@@ -84,9 +84,9 @@ struct cr_ib_link {
   Request* push();
   bool push_signal(const Record&);
   bool pump();
-  bool step(Request&);
+  bool batch();
+  bool step(Request&, SendWr&, Sge&);
   bool source(Request&, Sge&, bool& inlined, bool& in_slot);
-  bool post(Request&, Sge&, bool inlined, bool in_slot);
   void take(const Wc&);
   void receive(const Wc&);
 
@@ -236,8 +236,7 @@ int cr_ib_link::put(u64 offset, const void* from, u64 nbytes) {
   if (!r) return failed() ? -1 : 0;
   *r = {nbytes > COPIED ? (const char*)from : nullptr, nbytes, 0, to, key, 0, WR_RDMA_WRITE, {}};
   if (!r->source) memcpy(r->copy, from, nbytes);
-  pump();
-  return failed() ? -1 : 1;
+  return 1;
 }
 
 int cr_ib_link::signal(u64 offset, u64 value) {
@@ -256,7 +255,6 @@ bool cr_ib_link::push_signal(const Record& record) {
   u64 number = signalled_++;
   *r = {nullptr, sizeof record, 0, peer_ring_ + number % RING * sizeof record, peer_ring_key_, (u32)number, WR_RDMA_WRITE_WITH_IMM, {}};
   memcpy(r->copy, &record, sizeof record);
-  pump();
   return true;
 }
 
@@ -267,15 +265,29 @@ Request* cr_ib_link::push() {
 
 bool cr_ib_link::pump() {
   bool moved = false;
-  while (queued_ && sends_ < SENDS && !failed() && step(requests_[head_ % REQUESTS])) moved = true;
+  while (!failed() && batch()) moved = true;
   return moved;
 }
 
-// Sends the next piece of a request.
-bool cr_ib_link::step(Request& r) {
-  Sge piece;
+// Posts what can be, many at once: each time costs a store to the device, or a system call.
+bool cr_ib_link::batch() {
+  SendWr wr[BATCH], *bad;
+  Sge pieces[BATCH];
+  u32 n = 0;
+  for (; n < BATCH && queued_ && sends_ < SENDS && step(requests_[head_ % REQUESTS], wr[n], pieces[n]); n++)
+    if (n) wr[n - 1].next = &wr[n];
+  int error = n ? qp_->context->ops.post_send(qp_, wr, &bad) : 0;
+  if (error) fail("a write can't be posted: %s", strerror(error));
+  return n && !error;
+}
+
+// The next piece of a request. False: not now.
+bool cr_ib_link::step(Request& r, SendWr& wr, Sge& piece) {
   bool inlined = false, in_slot = false;
-  if (!source(r, piece, inlined, in_slot) || !post(r, piece, inlined, in_slot)) return false;
+  if (!source(r, piece, inlined, in_slot)) return false;
+  wr = {A_SEND, nullptr, &piece, 1, r.opcode, SEND_SIGNALED | (inlined ? (unsigned)SEND_INLINE : 0u), htonl(r.immediate), {r.to + r.done, r.key}, {}};
+  in_slot_[posted_++ % SENDS] = in_slot;
+  sends_++, slots_ += in_slot, next_slot_ += in_slot;
   r.done += piece.length;
   if (r.done == r.nbytes) head_++, queued_--;
   return true;
@@ -293,20 +305,6 @@ bool cr_ib_link::source(Request& r, Sge& piece, bool& inlined, bool& in_slot) {
   in_slot = true;
   piece = {(u64)slots_area_ + next_slot_ % SLOTS * SLOT, (u32)std::min(left, (u64)SLOT), slots_region_->lkey};
   memcpy((void*)piece.addr, from, piece.length);
-  return true;
-}
-
-bool cr_ib_link::post(Request& r, Sge& piece, bool inlined, bool in_slot) {
-  SendWr wr{}, *bad;
-  wr.wr_id = A_SEND;
-  wr.sg_list = &piece, wr.num_sge = 1;
-  wr.opcode = r.opcode;
-  wr.send_flags = SEND_SIGNALED | (inlined ? (unsigned)SEND_INLINE : 0u);
-  wr.imm_data = htonl(r.immediate);
-  wr.rdma.remote_addr = r.to + r.done, wr.rdma.rkey = r.key;
-  if (int error = qp_->context->ops.post_send(qp_, &wr, &bad)) return fail("a write can't be posted: %s", strerror(error)), false;
-  in_slot_[posted_++ % SENDS] = in_slot;
-  sends_++, slots_ += in_slot, next_slot_ += in_slot;
   return true;
 }
 
