@@ -121,10 +121,12 @@ def main() -> None:
     assert port.put(port.context, 16384, ffi.from_buffer(source), 5000) == 1
     assert port.put(port.context, 24000, ffi.from_buffer(source), 100) == 1
     assert port.signal(port.context, 32000, value) == 1
+    deadline = time.monotonic() + 10
+    while not port.flush(port.context):
+        assert time.monotonic() < deadline
+        os.sched_yield()
     assert peer.signal(0) == (32000, value), "our signal"
     assert peer.mr.read(5000, 16384) == source.raw and peer.mr.read(100, 24000) == source.raw[:100], "our put"
-    while not port.flush(port.context):
-        os.sched_yield()
 
     # Its signal is stored by our poll alone.
     peer.mr.write(RECORD.pack(1024, value), RECORD.size, 64)
