@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,7 +107,7 @@ class Driver:
             cuda, cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device
         )
         self._idle: list[Any] = []
-        self._lock = threading.Lock()
+        self._left: deque[tuple[str, Any]] = deque()
 
     @classmethod
     def load(cls) -> Driver:
@@ -153,22 +153,37 @@ class Driver:
             return len(location) == _LOCATION_NBYTES
         return bool(self.call("cuDeviceCanAccessPeer", self.device, others[0]))
 
+    def leave(self, name: str, handle: Any) -> None:
+        """Have call `name` end that handle, later: this thread may be the driver's own, which must call nothing."""
+        self._left.append((name, handle))
+
+    def new_event(self) -> Any:
+        """An event that takes no times."""
+        self._end_left()
+        return self.call("cuEventCreate", self.cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+
     def new_stream(self) -> Any:
         """A stream that waits for no other, the default stream among them."""
+        self._end_left()
         return self.call("cuStreamCreate", self.cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
     @contextlib.contextmanager
     def finished(self) -> Iterator[Any]:
         """A stream of the caller's own; what it queues there is done on leaving."""
-        with self._lock:
-            stream = self._idle.pop() if self._idle else None
-        stream = self.new_stream() if stream is None else stream
+        try:
+            stream = self._idle.pop()
+        except IndexError:
+            stream = self.new_stream()
         try:
             yield stream
             self.call("cuStreamSynchronize", stream)
         finally:
-            with self._lock:
-                self._idle.append(stream)
+            self._idle.append(stream)
+
+    def _end_left(self) -> None:
+        with contextlib.suppress(IndexError, OperationError):  # none is left, or the device has failed
+            while True:
+                self.call(*self._left.popleft())
 
 
 def _current_device(cuda: Any) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import weakref
@@ -22,8 +21,8 @@ class CudaEvent:
 
     def __init__(self, driver: Driver, stream: Any) -> None:
         self._driver = driver
-        self.handle = driver.call("cuEventCreate", driver.cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-        weakref.finalize(self, _end, driver, "cuEventDestroy", self.handle).atexit = False
+        self.handle = driver.new_event()
+        weakref.finalize(self, driver.leave, "cuEventDestroy", self.handle).atexit = False
         driver.call("cuEventRecord", self.handle, stream)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -55,7 +54,7 @@ class CudaStream:
         self.handle = driver.new_stream()
         self._lock = threading.Lock()
         self._error: BaseException | None = None
-        weakref.finalize(self, _end, driver, "cuStreamDestroy", self.handle).atexit = False
+        weakref.finalize(self, driver.leave, "cuStreamDestroy", self.handle).atexit = False
 
     @property
     def capturing(self) -> bool:
@@ -100,8 +99,3 @@ class CudaStream:
         except BaseException as error:  # kept for synchronize(): a stream outlives what its work raises
             with self._lock:
                 self._error = self._error or error
-
-
-def _end(driver: Driver, name: str, handle: Any) -> None:
-    with contextlib.suppress(OperationError):  # of a device that has failed
-        driver.call(name, handle)

@@ -40,7 +40,7 @@ std::string plain_name(const char* function) {
 
 CUresult begin(const char* function) {
   if (int code = fakegpu::injected(plain_name(function).c_str())) return (CUresult)code;
-  if (fakegpu::in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
+  if (fakegpu::in_host_function()) return fakegpu::injected("refused"), CUDA_ERROR_NOT_PERMITTED;  // for the log
   return initialised ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 

@@ -130,6 +130,7 @@ CUresult cuLaunchHostFunc_v2(CUstream stream, CUhostFn function, void* argument,
   return cuLaunchHostFunc(stream, function, argument);
 }
 
+// Whatever the mode, calls are refused as the strictest refuses them.
 CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode) {
   FAKE_CALL_IN_CONTEXT;
   if ((uintptr_t)handle <= 1) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;

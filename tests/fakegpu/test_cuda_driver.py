@@ -6,9 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from commrt.backends.cuda import compile
+from commrt.errors import Unavailable
 
 from .conftest import LIMIT_S, PROGRAMS, Fake
 
@@ -96,3 +100,44 @@ def test_calls_are_logged(fake_cuda: Fake, tmp_path: Path) -> None:
     calls = [line.split()[1] for line in log.read_text().splitlines()]
     assert calls.count("cuMemAlloc") == calls.count("cuMemFree") == 1
     assert json.dumps(calls).count("cuInit") == 1
+
+
+def test_what_ends_in_a_host_function_is_given_back_later(fake_cuda: Fake, tmp_path: Path) -> None:
+    """A driver must not be called there, and work may hold the last of an event or a stream."""
+    log = tmp_path / "calls"
+    ask = """
+from commrt.backends.cuda import plugin
+stream = plugin.stream()
+def queue():
+    other = plugin.stream()
+    stream.submit(lambda: (other, other.record))
+    other.synchronize()
+queue()
+stream.synchronize()
+last = plugin.stream()
+print(1)
+"""
+    fake_cuda.run("-c", ask, log=log)
+    calls = [line.split()[1] for line in log.read_text().splitlines()]
+    assert calls.count("cuStreamDestroy") == calls.count("cuEventDestroy") == 1
+    assert "refused" not in calls
+
+
+@pytest.mark.parametrize(
+    ("known", "capability", "expected"),
+    [
+        ([75, 80, 86, 90], (9, 0), "sm_90"),
+        ([80, 86], (8, 9), "sm_86"),
+        ([80, 120], (12, 1), "sm_120"),
+        ([80], (7, 0), ""),
+    ],
+)
+def test_the_newest_architecture_that_compiler_and_device_know(
+    known: list[int], capability: tuple[int, int], expected: str
+) -> None:
+    nvrtc = SimpleNamespace(nvrtcGetSupportedArchs=lambda: (0, known))
+    if expected:
+        assert compile._architecture(nvrtc, capability) == expected
+    else:
+        with pytest.raises(Unavailable, match="does not compile for sm_70"):
+            compile._architecture(nvrtc, capability)
