@@ -105,6 +105,14 @@ class HipBackend:
             raise InvalidArgument("only kernels of the hip backend can be on its device")
         return kernel.resident_blocks()
 
+    def location(self) -> bytes:
+        """The GPU's UUID."""
+        return self._opened().driver.location()
+
+    def reaches(self, location: bytes) -> bool:
+        """Whether the runtime can map that GPU's memory for this one."""
+        return self._opened().driver.reaches(location)
+
     def _opened(self) -> _Device:
         with self._lock:
             if self._device is None:

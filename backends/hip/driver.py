@@ -15,7 +15,7 @@ from commrt.devices import own_device
 from commrt.errors import OperationError, Unavailable
 
 _LIBRARY = "libamdhip64.so"
-_NAME_NBYTES = 256
+_NAME_NBYTES, _LOCATION_NBYTES = 256, 16
 
 
 def probe() -> Probe:
@@ -103,6 +103,18 @@ class Driver:
         if int(error):
             raise OperationError(f"{name} failed on AMD GPU {self.device}: {error.name} ({int(error)})")
         return results
+
+    def location(self, device: int | None = None) -> bytes:
+        """The device's own identity, the same to all processes."""
+        return bytes(self.call("hipDeviceGetUuid", self.device if device is None else device).bytes)
+
+    def reaches(self, location: bytes) -> bool:
+        """Whether kernels can be at that device's memory. Of one that is not seen here, the runtime decides later."""
+        count = self.call("hipGetDeviceCount")
+        others = [device for device in range(count) if self.location(device) == location]
+        if not others or others[0] == self.device:
+            return len(location) == _LOCATION_NBYTES
+        return bool(self.call("hipDeviceCanAccessPeer", self.device, others[0]))
 
     def leave(self, name: str, handle: Any) -> None:
         """Have call `name` end that handle, later: this thread may be the driver's own, which must call nothing."""

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from commrt.algorithm import Algorithm
+from commrt.backend import DeviceBackend
 from commrt.plugins import default_registry
 from commrt.testing.calls import bind
 from commrt.testing.data import COLLECTIVES, REDUCING, REDUCTIONS, ROOTED, Array, Case, Trial, numpy_dtype
+from commrt.testing.mirror import Mirror, Pieces
 
 DTYPES = ("float32", "float16", "bfloat16", "int32", "int64", "uint8", "float64")
 _IN_PLACE = tuple(name for name in COLLECTIVES if name not in ("all_to_all", "sendrecv", "barrier", "broadcast"))
@@ -80,14 +82,37 @@ class Pool:
 def run(comm: Any, whole: Sequence[Variant]) -> int:
     """Run the whole list, and check each call. Collective. Their number; raises AssertionError at a wrong one."""
     pool = Pool(comm, whole)
+    pieces = _pieces(comm, whole)
     for number, one in enumerate(whole):
         trial = Trial(one.case, comm.rank, one.in_place, one.misalign, pool.take if one.symmetric else None)
         trial.fill()
-        result = bind(comm, trial, one.algorithm)()
+        result = _call(comm, trial, one, pieces)
         wrong = trial.wrong(result if isinstance(result, np.ndarray) and trial.out is not None else None)
         if wrong:
             raise AssertionError(f"{wrong} elements are wrong on rank {comm.rank} of call {number}, {one}")
+    if pieces is not None:
+        comm.barrier()
+        pieces.close()
     return len(whole)
+
+
+def _pieces(comm: Any, whole: Iterable[Variant]) -> Pieces | None:
+    """Memory for all calls, where arrays are on a device."""
+    if not isinstance(comm.backend, DeviceBackend):
+        return None
+    return Pieces(comm.backend, max(map(_nbytes, whole), default=0) + _SLACK)
+
+
+def _call(comm: Any, trial: Trial, one: Variant, pieces: Pieces | None) -> Any:
+    """What the call returned, on the host."""
+    if pieces is None:
+        return bind(comm, trial, one.algorithm)()
+    mirror = Mirror(trial, comm.backend, pieces.take)
+    mirror.send()
+    bind(comm, mirror, one.algorithm)()
+    mirror.fetch()
+    mirror.close()
+    return None
 
 
 def _cases(collective: str, size: int, dtypes: Sequence[str], sizes: Sequence[int]) -> Iterator[Case]:

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from commrt.backend import Backend, Probe
+from commrt.backend import Backend, DeviceBackend, Probe
+from commrt.communicator import Communicator
 from commrt.errors import CommrtError, ConfigError, InvalidArgument, TransportError
 from commrt.group import Options
 from commrt.plugins import Registry, default_registry
@@ -28,7 +29,6 @@ from commrt.testing.world import World
 from commrt.transport import INLINE_NBYTES, MemoryTransport, Reach, Transport
 
 _SEGMENT = 1 << 20
-_PLANS_ON = "cpu"
 _SIGNAL_AT = _SEGMENT - 64
 _MALFORMED = (b"", b"\0", b"garbage", bytes(range(40)), b"\xff" * 300)
 _LINK_ENDS = (OSError, EOFError, ValueError, CommrtError)
@@ -268,31 +268,27 @@ class TransportSuite(Suite):
 
     # --- whole collectives ---
 
-    def check_worlds(self) -> str | None:
+    def check_worlds(self) -> None:
         """Every algorithm that these links can carry, exact, among threads."""
-        if self._backend.name != _PLANS_ON:
-            return f"communicators have their memory on the {_PLANS_ON} backend"
         for size in (2, 3, 4):
             with World(
-                size, self._name, options=Options(self._options), registry=self._registry, timeout_s=30
-            ) as world:
-                offered = world.communicators[0].capabilities
-                whole = list(plain_variants(self._registry, size, offered))
+                size, self._name, options=Options(self._options), registry=self._registry, timeout_s=30,
+                backend=self._backend.name,
+            ) as world:  # fmt: skip
+                whole = list(plain_variants(self._registry, world.communicators[0]))
                 expect(whole, "no algorithm runs on these links")
                 run_variants(world, whole)
-        return None
 
     def check_processes(self) -> str | None:
         """The same among processes, one of which leaves without a word in the end."""
-        if self._backend.name != _PLANS_ON:
-            return f"communicators have their memory on the {_PLANS_ON} backend"
         if not self._processes or self._options:
             return "it joins no processes, or only with options"
         from commrt.launcher import launch
 
         argv = [sys.executable, "-m", "commrt.testing._conformance_rank", self._name]
         with open(os.devnull, "wb") as nowhere:
-            status = launch(argv, 3, timeout_s=120, stdout=nowhere, stderr=sys.stderr.buffer)
+            env = {**os.environ, "COMMRT_BACKEND": self._backend.name}
+            status = launch(argv, 3, timeout_s=120, env=env, stdout=nowhere, stderr=sys.stderr.buffer)
         expect(status == 0, f"a job of 3 processes ended with status {status}")
         return None
 
@@ -305,10 +301,13 @@ class TransportSuite(Suite):
             joined.close()
 
 
-def plain_variants(registry: Registry, size: int, offered: frozenset[str]) -> Iterator[matrix.Variant]:
-    """Calls of every algorithm that needs no more than is offered, of sizes around what matters."""
+def plain_variants(registry: Registry, comm: Communicator) -> Iterator[matrix.Variant]:
+    """Calls of every algorithm that needs no more than the links offer, of sizes around what matters."""
+    size, offered = comm.size, comm.capabilities
     for algorithm in registry.usable("algorithms").values():
         pair = algorithm.collective == "send"
+        if pair and isinstance(comm.backend, DeviceBackend):
+            continue  # devices send to no single peer yet
         ranks = 2 if pair else size
         if set(algorithm.requires) <= offered and algorithm.least_ranks <= ranks <= algorithm.most_ranks:
             collective = "sendrecv" if pair else algorithm.collective

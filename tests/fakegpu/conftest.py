@@ -14,6 +14,8 @@ import pytest
 
 from . import LABEL, Unavailable, build, cuda, environment, kernels
 
+PAIRS = (("float32", "sum"), ("float32", "max"), ("int32", "sum"), ("uint8", "sum"))
+RESIDENT = 64  # multiprocessors of a device that several ranks share, whose blocks must all be on it
 PROGRAMS = Path(__file__).parent / "_programs"
 LIMIT_S = 120
 
@@ -80,6 +82,16 @@ def exchange_kernels() -> Path:
     """Of _programs/exchange.cu, for the CPU."""
     try:
         return kernels((PROGRAMS / "exchange.cu").read_text(), "exchange")
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def plan_kernels() -> Path:
+    """The executor, for the CPU."""
+    source = '#include "run_plan.h"\n' + "".join(f"CR_RUN_PLAN({dtype}, {op})\n" for dtype, op in PAIRS)
+    try:
+        return kernels(source, *(f"run_plan_{dtype}_{op}" for dtype, op in PAIRS))
     except Unavailable as error:
         pytest.skip(str(error))
 

@@ -27,6 +27,7 @@ enum hipError_t {
   hipErrorInvalidImage = 200,
   hipErrorInvalidContext = 201,
   hipErrorNoBinaryForGpu = 209,
+  hipErrorPeerAccessUnsupported = 217,
   hipErrorInvalidHandle = 400,
   hipErrorIllegalState = 401,
   hipErrorNotFound = 500,
@@ -162,6 +163,22 @@ CALL hipGetDevicePropertiesR0600(Properties* properties, int device) {
   return hipSuccess;
 }
 
+CALL hipDeviceGetUuid(unsigned char* uuid, int device) {
+  ENTER;
+  if (device < 0 || device >= devices()) return hipErrorInvalidDevice;
+  memset(uuid, 0, 16);
+  uuid[0] = 0xfa;
+  uuid[15] = (unsigned char)device;
+  return hipSuccess;
+}
+
+CALL hipDeviceCanAccessPeer(int* can, int device, int peer) {
+  ENTER;
+  if (device < 0 || device >= devices() || peer < 0 || peer >= devices()) return hipErrorInvalidDevice;
+  *can = device != peer && setting("FAKEGPU_PEERS", 1);
+  return hipSuccess;
+}
+
 CALL hipDeviceGetAttribute(int* value, int attribute, int device) {
   ENTER;
   if (device < 0 || device >= devices()) return hipErrorInvalidDevice;
@@ -254,6 +271,8 @@ CALL hipIpcGetMemHandle(Handle* handle, void* pointer) {
 
 CALL hipIpcOpenMemHandle(void** pointer, Handle handle, unsigned) {
   ENTER;
+  int owner = device_of(handle);
+  if (owner >= 0 && owner != current && !setting("FAKEGPU_PEERS", 1)) return hipErrorPeerAccessUnsupported;
   uint64_t address;
   switch (open_block(handle, current, address)) {
     case Opened::OK: return *pointer = (void*)address, hipSuccess;

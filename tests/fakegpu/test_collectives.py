@@ -11,20 +11,7 @@ from typing import Any
 
 import pytest
 
-from . import Unavailable, kernels
 from .conftest import LIMIT_S, PROGRAMS, Fake
-
-SOURCE = '#include "run_plan.h"\nCR_RUN_PLAN(float32, sum)\nCR_RUN_PLAN(float32, max)\nCR_RUN_PLAN(uint8, sum)\n'
-SYMBOLS = ("run_plan_float32_sum", "run_plan_float32_max", "run_plan_uint8_sum")
-
-
-@pytest.fixture(scope="session")
-def plan_kernels() -> Path:
-    """The executor, for the CPU."""
-    try:
-        return kernels(SOURCE, *SYMBOLS)
-    except Unavailable as error:
-        pytest.skip(str(error))
 
 
 def launched(env: dict[str, str], ranks: int, *command: object) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from commrt.testing import BackendSuite, TransportSuite
 from commrt.testing.backend_suite import KERNEL
 
 from . import kernels
-from .conftest import PROGRAMS, Fake
+from .conftest import PROGRAMS, RESIDENT, Fake
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +20,9 @@ def backend_outcomes(fake_cuda: Fake) -> Any:
 
 
 @pytest.fixture(scope="module")
-def transport_outcomes(fake_cuda: Fake) -> Any:
-    return fake_cuda.run(PROGRAMS / "suite.py", "transport", "cuda_ipc", "cuda")
+def transport_outcomes(fake_cuda: Fake, plan_kernels: Path) -> Any:
+    command = (PROGRAMS / "suite.py", "transport", "cuda_ipc", "cuda")
+    return fake_cuda.run(*command, kernels=plan_kernels, multiprocessors=RESIDENT)
 
 
 def see(outcome: tuple[str, str]) -> None:

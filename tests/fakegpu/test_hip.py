@@ -24,7 +24,7 @@ from commrt.testing.backend_suite import KERNEL
 
 from . import HERE, LABEL, environment, kernels
 from ._programs.hip_cases import ADD, EXECUTOR, TWICE
-from .conftest import LIMIT_S, PROGRAMS, Fake
+from .conftest import LIMIT_S, PROGRAMS, RESIDENT, Fake
 
 CASES, NO_GPU = PROGRAMS / "hip_cases.py", "the HIP runtime finds no AMD GPU (hipErrorNoDevice)"
 REAL = Path("/usr/lib/x86_64-linux-gnu/libamdhip64.so.5")
@@ -58,8 +58,9 @@ def backend_outcomes(fake_hip: Fake, compiler: None) -> Any:
 
 
 @pytest.fixture(scope="module")
-def transport_outcomes(fake_hip: Fake) -> Any:
-    return fake_hip.run(PROGRAMS / "suite.py", "transport", "xgmi", "hip")
+def transport_outcomes(fake_hip: Fake, plan_kernels: Path, compiler: None) -> Any:
+    command = (PROGRAMS / "suite.py", "transport", "xgmi", "hip")
+    return fake_hip.run(*command, kernels=plan_kernels, multiprocessors=RESIDENT)
 
 
 def see(outcome: tuple[str, str]) -> None:
@@ -83,19 +84,8 @@ def test_two_processes_exchange_by_kernels(
     fake_hip: Fake, exchange_kernels: Path, compiler: None, tmp_path: Path
 ) -> None:
     """Each kernel puts into the other process's memory, opened by its IPC handle, signals and waits."""
-    ranks = []
-    try:
-        for rank in range(2):
-            argv = [PROGRAMS / "exchange.py", tmp_path, rank, 4, 20, "xgmi", "hip"]
-            env = {**fake_hip.env(exchange_kernels), "COMMRT_DEVICE": str(rank)}
-            command = [sys.executable, *map(str, argv)]
-            ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
-        outputs = [json.loads(rank.communicate(timeout=LIMIT_S)[0]) for rank in ranks]
-    finally:
-        for one in ranks:
-            one.kill()
-            one.wait()
-    for output in outputs:
+    command = (PROGRAMS / "exchange.py", tmp_path, "RANK", 4, 20, "xgmi", "hip")
+    for output in fake_hip.ranks(2, *command, kernels=exchange_kernels):
         assert LABEL in output["devices"]
         assert (output["wrong"], output["failed"], output["reach"]) == (0, 0, True)
 
@@ -244,6 +234,11 @@ def test_ranks_have_devices_in_turn(
 
 def test_other_backends_are_not_reached(fake_hip: Fake) -> None:
     assert fake_hip.run(CASES, "reach") == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("peers", [1, 0])
+def test_gpus_that_do_not_reach_each_other_are_not_joined(fake_hip: Fake, peers: int) -> None:
+    assert fake_hip.run(CASES, "locations", peers=peers) == [True, bool(peers), True, False]
 
 
 def test_kernels_are_kept_on_disk(fake_hip: Fake, tmp_path: Path, compiler: None) -> None:

@@ -169,5 +169,11 @@ def reach() -> list[Any]:
     return reached
 
 
+def locations() -> list[bool]:
+    """Whether it reaches itself, a GPU beside it, one that this process does not see, and nonsense."""
+    own = BACKEND.location()
+    return [BACKEND.reaches(one) for one in (own, own[:15] + bytes([1]), own[:15] + bytes([9]), b"nonsense")]
+
+
 if __name__ == "__main__":
     print(json.dumps(globals()[sys.argv[1]]()))
