@@ -1,4 +1,7 @@
-"""One rank of a job that tries a transport between processes: `python -m commrt.testing._conformance_rank NAME`."""
+"""One rank of a job that tries a transport between processes: `... -m commrt.testing._conformance_rank NAME SECONDS`.
+
+SECONDS: within which a rank's end must be noticed.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,8 @@ from commrt.plugins import default_registry
 from commrt.testing import matrix
 from commrt.testing.transport_suite import plain_variants
 
-_NOTICE_S = 5.0
 
-
-def main(name: str) -> None:
+def main(name: str, notice_s: float) -> None:
     """Every plain algorithm; then the last rank leaves without a word, which the others must notice."""
     comm = commrt.init(transport=name, timeout=60)
     matrix.run(comm, list(plain_variants(default_registry(), comm)))
@@ -26,12 +27,12 @@ def main(name: str) -> None:
     try:
         comm.barrier()
     except (PeerLost, TransportError):
-        late = time.monotonic() - started > _NOTICE_S
+        late = time.monotonic() - started > notice_s
     else:
         raise AssertionError("an operation ended well without one of its ranks")
     if late:
-        raise AssertionError(f"a rank's end was noticed after more than {_NOTICE_S} s")
+        raise AssertionError(f"a rank's end was noticed after more than {notice_s:g} s")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], float(sys.argv[2]))

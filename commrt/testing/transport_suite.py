@@ -38,7 +38,7 @@ class TransportSuite(Suite):
     """Checks of the transport of that name. `options`: what its endpoints are opened with.
 
     `backend`: whose memory it joins. `processes`: whether it joins processes of this host. `patience_s`: how long
-    anything may take to arrive.
+    anything may take to arrive; a rank's end is to be noticed within half of that.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class TransportSuite(Suite):
             return "it joins no processes, or only with options"
         from commrt.launcher import launch
 
-        argv = [sys.executable, "-m", "commrt.testing._conformance_rank", self._name]
+        argv = [sys.executable, "-m", "commrt.testing._conformance_rank", self._name, str(self._patience_s / 2)]
         with open(os.devnull, "wb") as nowhere:
             env = {**os.environ, "COMMRT_BACKEND": self._backend.name}
             status = launch(argv, 3, timeout_s=120, env=env, stdout=nowhere, stderr=sys.stderr.buffer)
