@@ -63,7 +63,8 @@ def init(
     """The communicator of all ranks. Collective: returns once every rank has arrived and is joined to all others.
 
     Who this rank is comes from the arguments, or from `commrt run`, torchrun, Open MPI, MPICH or Slurm; without any of
-    them it is the only one. `store`: a handed-in store with torch's methods, instead of meeting at `rendezvous`.
+    them it is the only one. `store`: a handed-in store with torch's methods, instead of meeting at `rendezvous`; with
+    rank and size it says everything, and no launcher is asked.
     `timeout`: seconds that an operation may take. `transport`, `algorithm`: force one. Rank 0's settings hold for all.
     `backend`: the kind of device that this rank's arrays are on; ranks may differ in it.
 
@@ -71,7 +72,8 @@ def init(
     """
     from commrt import bootstrap, logs
 
-    info = bootstrap.detect(rank=rank, size=size, rendezvous=rendezvous)
+    complete = store is not None and rank is not None and size is not None
+    info = bootstrap.detect({} if complete else None, rank=rank, size=size, rendezvous=rendezvous)
     settings = Settings.from_environment(
         os.environ,
         timeout_s=timeout,

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+import commrt
 from commrt.bootstrap import adapt
 from commrt.errors import BootstrapError, BootstrapTimeout, InvalidArgument
 
@@ -102,3 +103,11 @@ def test_bad_arguments_and_closed() -> None:
     store.close()
     with pytest.raises(BootstrapError, match="closed"):
         store.exchange("k", b"")
+
+
+def test_a_store_with_rank_and_size_asks_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    for rank, size, asked in ((0, 2, "a store needs set"), (0, None, "contradiction")):
+        with pytest.raises(InvalidArgument, match=asked):
+            commrt.init(rank, size, store=object())

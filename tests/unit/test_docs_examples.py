@@ -43,6 +43,11 @@ def snippets() -> list[Snippet]:
 SNIPPETS = snippets()
 
 
+def torchrun(*arguments: str) -> list[str]:
+    pytest.importorskip("torch", reason="torch is not installed")
+    return [sys.executable, "-m", "torch.distributed.run", *arguments]
+
+
 def run(command: list[str], folder: Path) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("COMMRT_")}
     done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
@@ -59,19 +64,23 @@ def test_pages_have_snippets_of_known_languages() -> None:
 def test_programs_run(snippet: Snippet, tmp_path: Path) -> None:
     program = tmp_path / "snippet.py"
     program.write_text(snippet.text)
-    run([sys.executable, "-m", "commrt", "run", "-n", str(RANKS), str(program)], tmp_path)
+    if "init_process_group" in snippet.text:
+        run(torchrun("--standalone", "--nproc-per-node", str(RANKS), str(program)), tmp_path)
+    else:
+        run([sys.executable, "-m", "commrt", "run", "-n", str(RANKS), str(program)], tmp_path)
 
 
 @pytest.mark.parametrize("snippet", [one for one in SNIPPETS if one.language == "sh"], ids=str)
 def test_commands_run(snippet: Snippet, tmp_path: Path) -> None:
-    hello = next(one for one in SNIPPETS if one.language == "python" and one.page.name == "README.md")
-    (tmp_path / "hello.py").write_text(hello.text)
+    for name, page in (("hello.py", "README.md"), ("train.py", "torch.md")):
+        program = next(one for one in SNIPPETS if one.language == "python" and one.page.name == page)
+        (tmp_path / name).write_text(program.text)
     for line in snippet.text.splitlines():
         words = shlex.split(line, comments=True)
         if not words or line in SETS_UP:
             continue
-        assert words[0] == "commrt", f"{snippet}: don't know how to run {line!r}"
-        run([sys.executable, "-m", *words], tmp_path)
+        assert words[0] in ("commrt", "torchrun"), f"{snippet}: don't know how to run {line!r}"
+        run(torchrun(*words[1:]) if words[0] == "torchrun" else [sys.executable, "-m", *words], tmp_path)
 
 
 def test_the_first_program_prints_what_it_should(tmp_path: Path) -> None:
