@@ -15,7 +15,7 @@ import commrt
 from commrt.communicator import Communicator, Recv, Send
 from commrt.errors import InvalidArgument
 from commrt.settings import MAX_SECONDS
-from commrt.torch.tensors import Staging, only, reduction
+from commrt.torch.tensors import DEVICE, Staging, only, reduction
 from commrt.torch.work import Watcher, Work
 
 Tensors = Sequence[Any]
@@ -32,7 +32,9 @@ class ProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)  # the form with a store makes no object that can be subclassed
         self._store = store
         limit_s = self._timeout_s = min(timeout.total_seconds(), MAX_SECONDS)
-        self._comm: Communicator = commrt.init(rank, size, store=store, timeout=limit_s, init_timeout=limit_s)
+        self._comm: Communicator = commrt.init(
+            rank, size, store=store, backend=DEVICE, timeout=limit_s, init_timeout=limit_s
+        )
         self._watcher = Watcher()
         self._name = self._description = ""
 
@@ -58,7 +60,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[Any]:
-        return [torch.device(self._comm.backend.name)]
+        return [torch.device(DEVICE)]
 
     # --- collectives -----------------------------------------------------------------------------------------------
 
@@ -66,28 +68,28 @@ class ProcessGroup(dist.ProcessGroup):
         return self.allreduce_coalesced([only(tensors)], opts or c10d.AllreduceOptions())
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
-        opts, staging = opts or c10d.AllreduceCoalescedOptions(), self._staging()
+        opts, staging = opts or c10d.AllreduceCoalescedOptions(), Staging()
         reduce = partial(self._comm.all_reduce, op=reduction(opts.reduceOp))
         return self._run([partial(reduce, staging.both(tensor)) for tensor in tensors], opts, tensors, staging)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
-        opts, staging = opts or c10d.BroadcastOptions(), self._staging()
+        opts, staging = opts or c10d.BroadcastOptions(), Staging()
         call = partial(self._comm.broadcast, staging.both(only(tensors)), root=opts.rootRank)
         return self._run([call], opts, tensors, staging)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        opts, staging = opts or c10d.ReduceOptions(), self._staging()
+        opts, staging = opts or c10d.ReduceOptions(), Staging()
         take = staging.both if self._comm.rank == opts.rootRank else staging.source
         call = partial(self._comm.reduce, take(only(tensors)), op=reduction(opts.reduceOp), root=opts.rootRank)
         return self._run([call], opts, tensors, staging)
 
     def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> Work:
-        opts, staging, outputs = opts or c10d.AllgatherOptions(), self._staging(), only(output_tensors)
+        opts, staging, outputs = opts or c10d.AllgatherOptions(), Staging(), only(output_tensors)
         call = partial(self._comm.all_gather, staging.source(only(input_tensors)), staging.targets(outputs))
         return self._run([call], opts, outputs, staging)
 
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
-        opts, staging = opts or c10d.AllgatherOptions(), self._staging()
+        opts, staging = opts or c10d.AllgatherOptions(), Staging()
         calls = [
             partial(self._comm.all_gather, staging.source(tensor), staging.targets([row[k] for row in output_lists]))
             for k, tensor in enumerate(input_list)
@@ -98,7 +100,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        opts, staging = opts or c10d.AllgatherOptions(), self._staging()
+        opts, staging = opts or c10d.AllgatherOptions(), Staging()
         calls = [
             partial(self._comm.all_gather, staging.source(x), staging.target(out))
             for x, out in zip(inputs, outputs, strict=True)
@@ -106,7 +108,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._run(calls, opts, outputs, staging)
 
     def reduce_scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None) -> Work:
-        opts, staging = opts or c10d.ReduceScatterOptions(), self._staging()
+        opts, staging = opts or c10d.ReduceScatterOptions(), Staging()
         x, out = staging.sources(only(input_tensors)), staging.target(only(output_tensors))
         call = partial(self._comm.reduce_scatter, x, out, op=reduction(opts.reduceOp))
         return self._run([call], opts, output_tensors, staging)
@@ -115,7 +117,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        opts, staging = opts or c10d.ReduceScatterOptions(), self._staging()
+        opts, staging = opts or c10d.ReduceScatterOptions(), Staging()
         scatter = partial(self._comm.reduce_scatter, op=reduction(opts.reduceOp))
         calls = [
             partial(scatter, staging.source(x), staging.target(out)) for x, out in zip(inputs, outputs, strict=True)
@@ -123,14 +125,14 @@ class ProcessGroup(dist.ProcessGroup):
         return self._run(calls, opts, outputs, staging)
 
     def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> Work:
-        opts, staging = opts or c10d.GatherOptions(), self._staging()
+        opts, staging = opts or c10d.GatherOptions(), Staging()
         outputs = only(output_tensors) if self._comm.rank == opts.rootRank else []
         out = staging.targets(outputs) if outputs else None
         call = partial(self._comm.gather, staging.source(only(input_tensors)), out, root=opts.rootRank)
         return self._run([call], opts, outputs, staging)
 
     def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None) -> Work:
-        opts, staging = opts or c10d.ScatterOptions(), self._staging()
+        opts, staging = opts or c10d.ScatterOptions(), Staging()
         x = staging.sources(only(input_tensors)) if self._comm.rank == opts.rootRank else None
         call = partial(self._comm.scatter, x, staging.target(only(output_tensors)), root=opts.rootRank)
         return self._run([call], opts, output_tensors, staging)
@@ -138,7 +140,7 @@ class ProcessGroup(dist.ProcessGroup):
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
     ) -> Work:
-        opts, staging = opts or c10d.AllToAllOptions(), self._staging()
+        opts, staging = opts or c10d.AllToAllOptions(), Staging()
         x, out = staging.source(input), staging.target(output)
         if not output_splits and not input_splits:
             call: Callable[..., Any] = partial(self._comm.all_to_all, x, out)
@@ -147,12 +149,12 @@ class ProcessGroup(dist.ProcessGroup):
         return self._run([call], opts, [output], staging)
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work:
-        opts, staging = opts or c10d.AllToAllOptions(), self._staging()
+        opts, staging = opts or c10d.AllToAllOptions(), Staging()
         xs, outs = list(map(staging.source, input_tensors)), list(map(staging.target, output_tensors))
         return self._run([partial(self._exchange, xs, outs)], opts, output_tensors, staging)
 
     def barrier(self, opts: Any = None) -> Work:
-        return self._run([self._comm.barrier], opts or c10d.BarrierOptions(), [], self._staging())
+        return self._run([self._comm.barrier], opts or c10d.BarrierOptions(), [], Staging())
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -164,13 +166,13 @@ class ProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> Work:
         _refuse_tag(tag)
-        staging = self._staging()
+        staging = Staging()
         part = self._comm.isend(staging.source(only(tensors)), dst, timeout=self._timeout_s)
         return Work([part], tensors, staging, self._watcher)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> Work:
         _refuse_tag(tag)
-        staging = self._staging()
+        staging = Staging()
         part = self._comm.irecv(staging.target(only(tensors)), src, timeout=self._timeout_s)
         return Work([part], tensors, staging, self._watcher)
 
@@ -195,9 +197,6 @@ class ProcessGroup(dist.ProcessGroup):
             self._watcher.close()
 
     # --- how -------------------------------------------------------------------------------------------------------
-
-    def _staging(self) -> Staging:
-        return Staging(self._comm.backend.name)
 
     def _run(self, calls: Sequence[Callable[..., Any]], opts: Any, outputs: Tensors, staging: Staging) -> Work:
         timeout_s = opts.timeout.total_seconds()

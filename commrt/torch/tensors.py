@@ -10,6 +10,7 @@ from torch.distributed import ReduceOp
 
 from commrt.errors import InvalidArgument, UnsupportedType
 
+DEVICE = "cpu"  # torch's name, and that of commrt's backend
 REDUCTIONS = {
     ReduceOp.SUM: "sum",
     ReduceOp.PRODUCT: "prod",
@@ -40,11 +41,10 @@ def only(items: Sequence[_Item]) -> _Item:
 class Staging:
     """The tensors of one operation. Those that don't lie contiguously are copied, and results copied back by `finish`.
 
-    `device`: the name of the communicator's backend, on which they have to be.
+    Raises InvalidArgument for those that are not on `DEVICE`.
     """
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._back: list[tuple[Any, Any]] = []  # home, stand-in
 
     def source(self, tensor: Any) -> Any:
@@ -85,8 +85,8 @@ class Staging:
 
     def _plain(self, tensor: Any) -> Any:
         """The tensor's memory, out of autograd's sight."""
-        if tensor.device.type != self._device:
-            raise InvalidArgument(f"a tensor is on {tensor.device}: this backend is {self._device} only: pass x.cpu()")
+        if tensor.device.type != DEVICE:
+            raise InvalidArgument(f"a tensor is on {tensor.device}, this backend is {DEVICE} only: pass x.cpu()")
         if tensor.layout is not torch.strided:
             raise InvalidArgument(f"a {tensor.layout} tensor has no single block of memory: pass x.to_dense()")
         return tensor.detach()
