@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from commrt.arrays import on_device
+from commrt.arrays import Buffer, on_device
 from commrt.dtypes import DTYPES, REDUCE_OPS
 from commrt.errors import InvalidArgument, OperationTimeout, TransportError
 from commrt.native import ffi, lib
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _CHUNK = 64  # launches that room is made for at once
 _LINE = 128
-_WATCH_S = 0.02
+_WATCH_S, _DRAIN_S = 0.02, 5.0
+_DESK_NBYTES = 1 << 14
 _MOVES = ("uint8", "sum")  # the kernel of plans that reduce nothing
 _REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 
@@ -48,16 +49,16 @@ class DeviceSide:
         self._memory, self._pinned = list(memory), list[int]()
         segments = {peer: self._pin(rank, peer, address, nbytes) for peer, address in hosts.items()}
         lane = self.share(lib.cr_device_bytes(native))
-        lib.cr_device_open(native, lane, segments[rank], memory[0].address if near else 0)
+        lib.cr_device_open(native, ffi.cast("void*", lane.address), segments[rank], memory[0].address if near else 0)
         for peer, segment in segments.items():
             if peer != rank:
                 lib.cr_device_join(native, peer, segment, near.get(peer) or 0)
 
-    def share(self, nbytes: int) -> Any:
+    def share(self, nbytes: int) -> Memory:
         """Zeroed memory at one address for the host and for kernels, until `close`."""
         memory = self.backend.allocate(nbytes, "pinned")
         self._memory.append(memory)
-        return ffi.cast("char*", memory.address)
+        return memory
 
     def close(self) -> None:
         """Give everything back, once nothing runs any more. Idempotent."""
@@ -87,7 +88,7 @@ class _Room:
 
     def take(self) -> int:
         if not self._free:
-            first = int(ffi.cast("uintptr_t", self._side.share(_CHUNK * self._step)))
+            first = self._side.share(_CHUNK * self._step).address
             self._free = [first + number * self._step for number in range(_CHUNK)]
         return self._free.pop()
 
@@ -120,6 +121,10 @@ class DeviceWork:
         """See `Work`."""
         return self._event is not None and self._event.done()
 
+    def ended(self, timeout_s: float) -> bool:
+        """Whether it has ended, well or not, within that time."""
+        return self._event is None or self._event.wait(timeout_s)
+
     def settle(self) -> bool:
         """Whether it ended well. To be called once it is done; holds nothing from then on."""
         with self._lane.lock:
@@ -148,6 +153,8 @@ class KernelLane:
         self._stream = side.backend.stream()
         self.lock = threading.RLock()
         self._room = _Room(side)
+        self._exchanging = threading.Lock()
+        self._desks: dict[int, Memory] = {}
         self._kernels: dict[tuple[str, str], Kernel] = {}
         self._flying: list[tuple[int, DeviceWork]] = []
         self._last: tuple[Stream, Event] | None = None
@@ -188,21 +195,24 @@ class KernelLane:
 
     def exchange(self, all_gather: Callable[[Any, Any], None], value: Any, everyone: Any) -> None:
         """all_gather of bytes in numpy arrays, by way of the device."""
-        backend = self._side.backend
-        inner, outer = backend.allocate(max(value.nbytes, 1)), backend.allocate(max(everyone.nbytes, 1))
-        try:
-            backend.copy(inner.address, value.ctypes.data, value.nbytes)
-            all_gather(on_device(backend, inner, value.nbytes), on_device(backend, outer, everyone.nbytes))
-            backend.copy(everyone.ctypes.data, outer.address, everyone.nbytes)
-        finally:
-            inner.close()
-            outer.close()
+        with self._exchanging:
+            inner, outer = (self._desk(number, array.nbytes) for number, array in enumerate((value, everyone)))
+            ctypes.memmove(inner.address, value.ctypes.data, value.nbytes)
+            all_gather(inner, outer)
+            ctypes.memmove(everyone.ctypes.data, outer.address, everyone.nbytes)
+
+    def _desk(self, number: int, nbytes: int) -> Buffer:
+        """Memory for an exchange, kept for the next: to allocate may wait for kernels, which may wait for peers."""
+        if number not in self._desks or self._desks[number].nbytes < nbytes:
+            self._desks[number] = self._side.share(max(_DESK_NBYTES, 2 * nbytes))
+        return on_device(self._side.backend, self._desks[number], nbytes)
 
     def close(self, timeout_s: float) -> None:
         """Wait for what is in flight, end it if that takes too long, and stop watching."""
         for _, work in self._flying:
-            if work._event is not None and not work._event.wait(timeout_s):
+            if not work.ended(timeout_s):
                 lib.cr_comm_abort(self._side.native)
+                work.ended(_DRAIN_S)
         self._closing.set()
         self._watcher.join()
 

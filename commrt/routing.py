@@ -133,8 +133,8 @@ class Router:
             native, keep = as_native(plan.program(rank), plan, number, self._host_slots(plan, rank))
             out = ffi.new("cr_program**")
             side = self._group.device
-            memory = ffi.NULL if side is None else side.share(lib.cr_program_bytes(native, plan.ranks))
-            code = lib.cr_program_new(lane, native, memory, out)
+            memory = 0 if side is None else side.share(lib.cr_program_bytes(native, plan.ranks)).address
+            code = lib.cr_program_new(lane, native, ffi.cast("void*", memory), out)
             del keep
             if code == lib.CR_NO_MEMORY:
                 raise MemoryError(f"no memory for plan {plan.name!r}")
