@@ -6,10 +6,11 @@ BackendSuite("cpu").run_all()
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import threading
 
-from commrt.backend import Backend, Memory, Probe
+from commrt.backend import Backend, DeviceBackend, Kernel, Memory, Probe
 from commrt.errors import InvalidArgument, TransportError, Unavailable
 from commrt.plugins import Registry, default_registry
 from commrt.testing._conformance import Suite, expect, expect_raises
@@ -162,6 +163,31 @@ class BackendSuite(Suite):
         memory.close()
         expect_raises(InvalidArgument, lambda: kernel.launch(0, arguments))
         return None
+
+    def check_host_memory_in_kernels(self) -> str | None:
+        """Of a device: memory that it pinned, and memory of others that it let its kernels at."""
+        if not isinstance(self._backend, DeviceBackend):
+            return "its memory is the host's"
+        try:
+            kernel = self._backend.build(KERNEL, "count")
+        except Unavailable as error:
+            return str(error)
+        expect(self._backend.resident_blocks(kernel) > 0, "no block of a kernel fits the device")
+        pinned = self._backend.allocate(_PAGE, "pinned")
+        self._count(kernel, pinned.address, pinned.address)
+        pinned.close()
+        with mmap.mmap(-1, 2 * _PAGE) as region:
+            word = ctypes.c_uint64.from_buffer(region)
+            at = ctypes.addressof(word)
+            self._count(kernel, at, self._backend.pin(at, 2 * _PAGE))
+            self._backend.unpin(at)
+            del word
+        return None
+
+    def _count(self, kernel: Kernel, host: int, device: int) -> None:
+        """Three blocks write there, and the host reads what they wrote."""
+        kernel.launch(3, (ctypes.c_void_p(device), ctypes.c_uint64(10), ctypes.c_double(2.5)))
+        expect(list((ctypes.c_uint64 * 3).from_address(host)) == [3, 28, 53], "a kernel did not write to host memory")
 
     def check_kernel_errors(self) -> str | None:
         try:
