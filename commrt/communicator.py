@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from commrt.carried import Element
 from commrt.channels import ChannelMaker, Channels, KernelLauncher
 from commrt.collectives import Shape, empty_like
-from commrt.dtypes import as_dtype
+from commrt.dtypes import as_dtype, as_op
 from commrt.errors import CommrtError, CommunicatorClosed, InvalidArgument, TransportError
 from commrt.group import Group, Options, Setup, process_engine
 from commrt.issuing import Issuer, Prepared
@@ -19,7 +20,7 @@ from commrt.native import COLLECTIVE_CODES, ffi, lib
 from commrt.plan import Plan, validate
 from commrt.plugins import Registry, default_registry
 from commrt.routing import Router
-from commrt.selection import Explanation
+from commrt.selection import NATIVE, Explanation
 from commrt.settings import Settings
 from commrt.symmetric import SymmetricMemory
 from commrt.work import StreamWork, Work, WorkGroup
@@ -56,6 +57,8 @@ def init(
     transport: str | None = None,
     backend: str | None = None,
     algorithm: str | None = None,
+    providers: str | None = None,
+    table: str | os.PathLike[str] | None = None,
     insecure: bool = False,
     options: Options | None = None,
     registry: Registry | None = None,
@@ -65,7 +68,8 @@ def init(
     Who this rank is comes from the arguments, or from `commrt run`, torchrun, Open MPI, MPICH or Slurm; without any of
     them it is the only one. `store`: a handed-in store with torch's methods, instead of meeting at `rendezvous`; with
     rank and size it says everything, and no launcher is asked.
-    `timeout`: seconds that an operation may take. `transport`, `algorithm`: force one. Rank 0's settings hold for all.
+    `timeout`: seconds that an operation may take. `transport`, `algorithm`: force one. `providers`: other libraries to
+    join, as `gloo` or `gloo,mpi`. `table`: a file with a selection table. Rank 0's settings hold for all.
     `backend`: the kind of device that this rank's arrays are on; ranks may differ in it.
 
     Raises ConfigError, BootstrapTimeout naming the ranks that never came, BootstrapError on all ranks if any failed.
@@ -81,6 +85,8 @@ def init(
         transport=transport,
         backend=backend,
         algorithm=algorithm,
+        providers=providers,
+        table=table,
     )
     logs.configure(settings, info.rank)
     settings.log()
@@ -314,9 +320,17 @@ class Communicator:
         symmetric: bool = False,
         algorithm: str | None = None,
         precise: bool = False,
+        dtype: Any = "float32",
+        op: str = "sum",
     ) -> Explanation:
         """What would run for that many bytes, and why."""
-        return self._router.explain(collective, nbytes, symmetric, algorithm, precise)
+        element = Element(as_dtype(dtype), as_op(op))
+        return self._router.explain(collective, nbytes, symmetric, algorithm, precise, element)
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """What can carry its collectives: native, and the libraries that all ranks have joined."""
+        return (NATIVE, *sorted(self._group.joined))
 
     def abort(self) -> None:
         """End everything in flight, here and at the peers, with Aborted. Local, immediate, from any thread."""
@@ -415,7 +429,7 @@ class Communicator:
         self._issuer.end(timeout_s)
         code = lib.cr_comm_close(self._group.native, timeout_s)
         error = self._issuer.failure() if code and broken is None else None
-        self._issuer.leave()
+        self._issuer.leave(timeout_s)
         self._symmetric.close()
         self._group.release()
         if error is not None and not isinstance(error, CommunicatorClosed):
@@ -423,6 +437,7 @@ class Communicator:
 
     def disown(self) -> None:
         """In a forked child: the communicator is the parent's, and nothing of it may be touched."""
+        self._issuer.disown()
         self._issuer.refusal = None
         self._issuer.refuse(
             lambda: CommunicatorClosed(

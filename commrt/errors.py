@@ -114,5 +114,9 @@ class TransportError(OperationError):
     """A link failed."""
 
 
+class ProviderError(OperationError):
+    """Another library failed to carry an operation; where it did, the message says what it said."""
+
+
 class CommunicatorBroken(CommrtError):
     """An earlier operation failed; the message repeats its cause."""

@@ -23,6 +23,7 @@ _ERRORS: dict[int, type[errors.OperationError]] = {
     lib.CR_DEADLOCK: errors.Deadlock,
     lib.CR_TRANSPORT: errors.TransportError,
     lib.CR_BOUNDS: errors.TransportError,
+    lib.CR_CARRIER: errors.ProviderError,
 }
 
 
@@ -58,6 +59,7 @@ class Circumstances:
     standing: Mapping[int, Standing]
     stuck: Sequence[Place]  # of a deadlock
     troubles: Mapping[int, str] = field(default_factory=dict)
+    cause: Exception | None = None  # what another library failed with here
 
 
 def to_error(failure: Any, around: Circumstances) -> errors.OperationError:
@@ -84,6 +86,7 @@ class _Message:
         texts: dict[int, Callable[[], str]] = {
             lib.CR_MISMATCH: self._mismatch, lib.CR_PEER_LOST: self._lost, lib.CR_TIMEOUT: self._timeout,
             lib.CR_ABORTED: self._aborted, lib.CR_DEADLOCK: lambda: deadlock(self.around.stuck),
+            lib.CR_CARRIER: self._carried,
             lib.CR_BOUNDS: lambda: f"rank {self.peer} published a buffer that does not lie in its symmetric memory",
         }  # fmt: skip
         found = f" (found by rank {self.finder})" if self.elsewhere and f.code != lib.CR_ABORTED else ""
@@ -127,6 +130,11 @@ class _Message:
     def _aborted(self) -> str:
         by = self.finder if self.elsewhere else None
         return "the communicator was aborted" + ("" if by is None else f" by rank {by}")
+
+    def _carried(self) -> str:
+        cause = self.around.cause
+        said = "" if self.elsewhere or cause is None else f": {type(cause).__name__}: {cause}"
+        return f"the library that carried {self._mine()} failed{said}"
 
     def _link(self) -> str:
         of = f"of rank {self.finder} " if self.elsewhere else ""

@@ -20,11 +20,14 @@ import msgspec
 from commrt import __version__
 from commrt.backend import Backend, DeviceBackend, Memory
 from commrt.errors import BootstrapError, CommrtError, ConfigError
+from commrt.joining import Joined, join_all
 from commrt.kernel_lane import DeviceSide
 from commrt.kinds import Allocator
 from commrt.linking import HOST, Linker, Row
 from commrt.native import PythonPort, ffi, lib
 from commrt.plugins import Registry
+from commrt.provider import Joining
+from commrt.selection import NATIVE, Table, load_table, read_table
 from commrt.settings import Settings
 from commrt.transport import Connection, Context, Endpoint, Exchange, MemoryTransport, TellingConnection
 
@@ -40,6 +43,8 @@ class _Hello(msgspec.Struct, frozen=True):
     token: bytes
     boot: str
     cpus: tuple[int, ...]
+    table: bytes
+    providers: dict[str, bool]  # to join; True for those that must be there
 
 
 class _Addresses(msgspec.Struct, frozen=True):
@@ -119,6 +124,8 @@ class Group:
     connections: dict[int, Connection] = field(default_factory=dict)
     capabilities: frozenset[str] = frozenset()
     pair_packets_half: int = PAIR_PACKETS
+    table: Table | None = None  # None: the one that ships with commrt
+    joined: dict[str, Joined] = field(default_factory=dict)
     keep: list[Any] = field(default_factory=list)
     device: DeviceSide | None = None
     near: dict[int, str] = field(default_factory=dict)  # links between devices, by peer
@@ -142,7 +149,10 @@ _Reply = TypeVar("_Reply", _Hello, _Addresses, _Links, _Keys, _Offers)
 
 @dataclass
 class Setup:
-    """One rank's way through group set-up. `engine` and `native_group` are native handles (the latter may be NULL)."""
+    """One rank's way through group set-up. `engine` and `native_group` are native handles (the latter may be NULL).
+
+    `table`: rank 0's selection table once it is known to all, None for commrt's own.
+    """
 
     rank: int
     size: int
@@ -152,6 +162,7 @@ class Setup:
     options: Options
     engine: Any
     native_group: Any
+    table: Table | None = None
 
     def run(self) -> Group:
         """Collective. Raises BootstrapError on every rank if any fails, and leaves nothing behind."""
@@ -170,6 +181,7 @@ class Setup:
         hellos = self._round(_Hello, self._hello)
         self._compare(hellos)
         settings = self.settings.adopt(hellos[0].settings)
+        self.table = load_table(hellos[0].table) if hellos[0].table else None
         backend: Backend = self.registry.require("backends", HOST)
         linker = Linker(self.rank, self.size, self.registry, self.settings.backend)
         context = Context(self.rank, self.size, hellos[0].token, backend, dict(self.options.transport), settings)
@@ -194,9 +206,13 @@ class Setup:
             links=joints.links,
             token=context.token,
             allocator=allocator,
+            table=self.table,
         )
         offers = self._round(_Offers, lambda: self._connect(group, linker, joints, hellos, addresses, keys, memory))
         group.capabilities = frozenset.intersection(*(frozenset(offer.capabilities) for offer in offers))
+        local = len({hello.boot for hello in hellos}) == 1
+        joining = Joining(self.rank, self.size, self.exchange, self.settings.backend, local, settings.init_timeout_s)
+        group.joined = join_all(hellos[0].providers, self.registry, joining)
         return group
 
     def _round(self, kind: type[_Reply], work: Callable[[], _Reply]) -> list[_Reply]:
@@ -229,7 +245,19 @@ class Setup:
         return _Hello(
             __version__, self.size, self.settings.backend, self.settings.shared(), secrets.token_bytes(16),
             boot.read_text().strip() if boot.exists() else "", tuple(sorted(os.sched_getaffinity(0))),
+            *self._choices(),
         )  # fmt: skip
+
+    def _choices(self) -> tuple[bytes, dict[str, bool]]:
+        """Rank 0's, for all: a selection table, and libraries to join."""
+        if self.rank:
+            return b"", {}
+        settings = self.settings
+        table = read_table(Path(settings.table)) if self.table is None and settings.table else self.table
+        named = set(table.names() if table else ()) & set(self.registry.names("providers"))
+        forced = {(settings.algorithm or "").rpartition("/")[2]} & set(self.registry.names("providers"))
+        must = forced | set((settings.providers or NATIVE).split(","))
+        return table.to_json() if table else b"", {name: name in must for name in (named | must) - {NATIVE}}
 
     def _compare(self, hellos: Sequence[_Hello]) -> None:
         for field_name in ("version", "size"):

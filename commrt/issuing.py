@@ -8,14 +8,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from commrt.arrays import as_buffer
+from commrt.carrying import Carriage
 from commrt.collectives import Call, check_device, check_rank, shapes
-from commrt.dtypes import DTYPES
-from commrt.errors import CommrtError, CommunicatorBroken, CommunicatorClosed, InvalidArgument
+from commrt.dtypes import DTYPES, by_code, op_by_code
+from commrt.errors import CommrtError, CommunicatorBroken, CommunicatorClosed, InvalidArgument, ProviderError
 from commrt.failures import Circumstances, Place, Standing, to_error
 from commrt.group import Group, Setup
 from commrt.kernel_lane import KernelLane
 from commrt.native import COLLECTIVE_CODES, ffi, lib, short_way
-from commrt.plan import MAX_BLOCKS, Plan
+from commrt.plan import COLLECTIVES, MAX_BLOCKS, Plan
+from commrt.provider import Task
 from commrt.routing import Router
 from commrt.work import NativeWork, StreamWork, Work, checked_timeout
 
@@ -46,6 +48,7 @@ class Issuer:
         self.timeout = group.settings.timeout_s
         self.lane = lib.cr_comm_collectives(group.native)
         self._setup, self._group, self._router, self._covers = setup, group, router, covers
+        self._carriage = Carriage(group.joined)
         self._lock = threading.RLock()
         self._left = False
         self._device = group.settings.backend if group.device is None else group.device.backend.name
@@ -112,12 +115,11 @@ class Issuer:
         native.dtype, native.reduction, native.root = call.dtype, call.reduction, root
         native.input, native.output = ffi.cast("void*", call.input), ffi.cast("void*", call.output)
         native.count = call.count
-        if algorithm is not None or precise:
+        if plan is not None:
+            native.program = self._router.custom(plan, self._is_symmetric(collective, call))
+        elif algorithm is not None or precise or self._group.joined:
             symmetric = self._is_symmetric(collective, call)
-            native.program = self._router.forced(collective, call.nbytes, root, algorithm, precise, symmetric)
-        elif plan is not None:
-            symmetric = self._is_symmetric(collective, call)
-            native.program = self._router.custom(plan, symmetric)
+            native.program = self._router.chosen(collective, call, root, algorithm, precise, symmetric)
         return native, (x, out, call)
 
     def pair_call(self, x: Any, peer: int, send: bool, algorithm: str | None) -> tuple[Any, Any, Any]:
@@ -152,15 +154,7 @@ class Issuer:
         if self._kernels is not None:
             return self._kernels.start(call, keep)
         self._await_stream(None)
-        lib.cr_engine_progress_thread(self._setup.engine)
-        handle = ffi.new("cr_launch**")
-        code = lib.cr_start(lane, call, seconds, handle)
-        if code == lib.CR_NEED_PLAN:
-            self._router.install(call, lane)
-            code = lib.cr_start(lane, call, seconds, handle)
-        if code:
-            self.settle(code)
-        return self._hold(NativeWork(handle[0], self.settle, keep))
+        return self._begin(lane, call, keep, seconds)
 
     def on_stream(self, stream: Stream, call: Any, keep: Any, seconds: float) -> Work:
         """Run when the stream comes to it."""
@@ -226,9 +220,13 @@ class Issuer:
         if not record.code:
             return CommunicatorClosed("the communicator was closed during the operation", rank=self._group.rank)
         around = Circumstances(
-            self._group.rank, self._router.names(), self._standing(), self._stuck(), self._group.troubles()
-        )
-        return to_error(record, around)
+            self._group.rank, self._router.names(), self._standing(), self._stuck(), self._group.troubles(),
+            self._carriage.failure,
+        )  # fmt: skip
+        error = to_error(record, around)
+        if isinstance(error, ProviderError):
+            error.__cause__ = self._carriage.failure
+        return error
 
     def exchange(self, all_gather: Callable[[Any, Any], None], value: Any, everyone: Any) -> None:
         """all_gather of bytes in numpy arrays, wherever the communicator's arrays are."""
@@ -242,9 +240,14 @@ class Issuer:
         if self._kernels is not None:
             self._kernels.close(timeout_s)
 
-    def leave(self) -> None:
-        """The communicator is closed: its group's record of a deadlock may go."""
+    def leave(self, timeout_s: float) -> None:
+        """The communicator is closed: its other libraries are left, its group's record of a deadlock may go."""
         self._left = True
+        self._carriage.close(timeout_s)
+
+    def disown(self) -> None:
+        """In a forked child: what belongs to the parent is not touched any more."""
+        self._carriage.disown()
 
     def _broke(self) -> CommrtError:
         """What broke the communicator; later calls will say so."""
@@ -254,6 +257,9 @@ class Issuer:
 
     def _run(self, lane: Any, call: Any, keep: Any, seconds: float) -> None:
         self.check_usable()
+        if self._router.provider(call) is not None:
+            self._begin(lane, call, keep, seconds).wait()
+            return
         pending = ffi.new("cr_launch**")
         code = lib.cr_run(lane, call, seconds, _SLICE_S, pending)
         if code == lib.CR_NEED_PLAN:
@@ -263,6 +269,25 @@ class Issuer:
             self._hold(NativeWork(pending[0], self.settle, keep)).wait()
         elif code:
             self.settle(code)
+
+    def _begin(self, lane: Any, call: Any, keep: Any, seconds: float) -> NativeWork:
+        lib.cr_engine_progress_thread(self._setup.engine)
+        provider = self._router.provider(call)
+        if provider is None:
+            handle = self._launch(lane, call, seconds)
+        else:
+            handle = self._carriage.start(provider, _task(call), keep, lambda: self._launch(lane, call, seconds))
+        return self._hold(NativeWork(handle, self.settle, keep))
+
+    def _launch(self, lane: Any, call: Any, seconds: float) -> Any:
+        handle = ffi.new("cr_launch**")
+        code = lib.cr_start(lane, call, seconds, handle)
+        if code == lib.CR_NEED_PLAN:
+            self._router.install(call, lane)
+            code = lib.cr_start(lane, call, seconds, handle)
+        if code:
+            self.settle(code)
+        return handle[0]
 
     def _await_stream(self, stream: Stream | None) -> None:
         """The order of calls is the order of operations, whatever stream they are on."""
@@ -322,6 +347,13 @@ class Issuer:
             Place(one.rank, one.block, one.operation, one.op_code, one.channel, one.waits_for)
             for one in places[0:found]
         ]
+
+
+def _task(call: Any) -> Task:
+    return Task(
+        COLLECTIVES[call.collective], by_code(call.dtype), op_by_code(call.reduction), int(call.root), int(call.count),
+        int(ffi.cast("uintptr_t", call.input)), int(ffi.cast("uintptr_t", call.output)),
+    )  # fmt: skip
 
 
 class Prepared:

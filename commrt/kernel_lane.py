@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from commrt.dtypes import DTYPES, REDUCE_OPS
 from commrt.errors import InvalidArgument, OperationTimeout, TransportError
 from commrt.native import ffi, lib
 from commrt.plan import COLLECTIVES
-from commrt.provider import LaunchOrder
+from commrt.provider import launch_order
 from commrt.work import checked_timeout
 
 if TYPE_CHECKING:
@@ -25,12 +24,6 @@ _WATCH_S, _DRAIN_S = 0.02, 5.0
 _DESK_NBYTES = 1 << 14
 _MOVES = ("uint8", "sum")  # the kernel of plans that reduce nothing
 _REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
-
-
-@functools.lru_cache(maxsize=64)
-def launch_order(backend: str) -> LaunchOrder:
-    """The one order of launches on the device of the backend of that name, for all communicators of this process."""
-    return LaunchOrder()
 
 
 class DeviceSide:

@@ -47,11 +47,12 @@ def _place(ref: Ref, host_slots: frozenset[int]) -> int:
 
 
 def as_native(
-    program: RankProgram, plan: Any, identifier: int, host_slots: frozenset[int] = frozenset()
+    program: RankProgram, plan: Any, identifier: int, host_slots: frozenset[int] = frozenset(), carried: bool = False
 ) -> tuple[Any, list[Any]]:
     """A `cr_plan` for one rank's program, and what must stay alive while it is read.
 
     host_slots: of this rank's own scratch, those that lie in host memory where the others are on a device.
+    carried: the plan only settles that all ranks call the same; another library moves the data.
     """
     ops: list[tuple[int, ...]] = []
     refs: list[tuple[int, ...]] = []
@@ -80,6 +81,7 @@ def as_native(
             "npeers": len(peers), "begin": keep[3], "nblocks": len(program.blocks), "parts": plan.parts,
             "scratch_slots": plan.scratch_slots, "packet_slots": plan.packet_slots,
             "synchronising": plan.launch_class == "synchronising", "id": identifier, "unit": plan.unit,
+            "carried": carried,
         },
     )  # fmt: skip
     return native, keep

@@ -7,13 +7,15 @@ import zlib
 from typing import Any
 
 from commrt.algorithm import Algorithm
-from commrt.collectives import ROOTED
-from commrt.errors import InvalidArgument
+from commrt.carried import Carried, Element
+from commrt.collectives import ROOTED, Call
+from commrt.dtypes import by_code, op_by_code
+from commrt.errors import InvalidArgument, Unavailable
 from commrt.group import Group, half
 from commrt.native import COLLECTIVE_CODES, as_native, ffi, lib
 from commrt.plan import COLLECTIVES, Plan
 from commrt.plugins import Registry
-from commrt.selection import Explanation, Selection
+from commrt.selection import NATIVE, Explanation, Selection, default_table
 
 _PAIR = 2  # ranks of a point-to-point lane: the sender is 0, the receiver 1
 
@@ -32,6 +34,8 @@ class Router:
         self._programs: dict[tuple[Any, str, int], Any] = {}
         self._selection: Selection | None = None
         self._custom: dict[int, str] = {}
+        self._carried: dict[Any, str] = {}  # by program, the library that carries its launches
+        self._routed: set[tuple[str, int]] = set()
         self._lane = lib.cr_comm_collectives(group.native)
 
     @property
@@ -41,14 +45,17 @@ class Router:
             if self._selection is None:
                 settings = self._group.settings
                 self._selection = Selection(
-                    self._registry.usable("algorithms"), packets_half=half(self._group.size, settings.packet_bytes),
+                    self._registry.usable("algorithms"), self._group.table or default_table(),
+                    packets_half=half(self._group.size, settings.packet_bytes),
                     pair_packets_half=self._group.pair_packets_half, forced=settings.algorithm,
+                    providers={name: one.provider for name, one in self._group.joined.items()}, absent=self._absent(),
                 )  # fmt: skip
             return self._selection
 
     def names(self) -> dict[int, str]:
         """Algorithms by their number in fingerprints."""
-        return {identifier(name): name for name in self.selection.algorithms} | self._custom
+        carried = (f"{collective}/{name}" for name in self._group.joined for collective in COLLECTIVES)
+        return {identifier(name): name for name in (*carried, *self.selection.algorithms)} | self._custom
 
     def install(self, call: Any, lane: Any = None) -> None:
         """Make the native routes that a call lacks, for ordinary and for symmetric memory."""
@@ -56,18 +63,26 @@ class Router:
         collective = COLLECTIVES[call.collective]
         root = int(call.root) if collective in ROOTED else 0
         with self._lock:
-            for symmetric in (False, True):
-                self._install(lane, collective, symmetric, root)
+            self._install_both(lane, collective, root)
 
-    def forced(
-        self, collective: str, nbytes: int, root: int, algorithm: str | None, precise: bool, symmetric: bool
+    def provider(self, call: Any) -> str | None:
+        """The library that carries a call whose program was chosen; None for native."""
+        return self._carried.get(call.program) if self._carried else None
+
+    def chosen(
+        self, collective: str, call: Call, root: int, algorithm: str | None, precise: bool, symmetric: bool
     ) -> Any:
-        """The program for one call that names its algorithm, or wants to round once."""
+        """The program for one call: that names its algorithm, wants to round once, or may be another library's."""
+        element = Element(by_code(call.dtype), op_by_code(call.reduction))
         choice = self.selection.choose(
-            collective, nbytes, self._group.size, symmetric, self._group.capabilities, algorithm, precise
+            collective, call.nbytes, self._group.size, symmetric, self._group.capabilities, algorithm, precise, element
         )
+        root = root if collective in ROOTED else 0
         with self._lock:
-            return self._program(self._lane, choice.algorithm, root if collective in ROOTED else 0)
+            if (collective, root) not in self._routed:  # for the short way, which goes by routes alone
+                self._routed.add((collective, root))
+                self._install_both(self._lane, collective, root)
+            return self._program(self._lane, choice.algorithm, root)
 
     def forced_pair(self, lane: Any, nbytes: int, send: bool, algorithm: str, symmetric: bool) -> Any:
         """As `forced`, for a point-to-point lane."""
@@ -96,27 +111,43 @@ class Router:
             return self._lowered((self._lane, digest, 0), self._lane, plan, self._group.rank, number)
 
     def explain(
-        self, collective: str, nbytes: int, symmetric: bool, algorithm: str | None, precise: bool
+        self, collective: str, nbytes: int, symmetric: bool, algorithm: str | None, precise: bool, element: Element
     ) -> Explanation:
         """What would run and why."""
         ranks = _PAIR if collective == "send" else self._group.size
         return self.selection.explain(
-            collective, nbytes, ranks, symmetric, self._group.capabilities, algorithm, precise
+            collective, nbytes, ranks, symmetric, self._group.capabilities, algorithm, precise, element
         )
+
+    def _absent(self) -> dict[str, str]:
+        """Why the libraries that were not joined were not."""
+        names = set(self._registry.names("providers")) - {NATIVE, *self._group.joined}
+        return {name: self._why_absent(name) for name in names}
+
+    def _why_absent(self, name: str) -> str:
+        try:
+            reason: str = self._registry.require("providers", name).probe().reason
+        except Unavailable as error:
+            reason = str(error)
+        return reason or "it was not joined (providers of commrt.init, COMMRT_PROVIDERS)"
+
+    def _install_both(self, lane: Any, collective: str, root: int) -> None:
+        for symmetric in (False, True):
+            self._install(lane, collective, symmetric, root)
 
     def _install(self, lane: Any, collective: str, symmetric: bool, root: int) -> None:
         pair = collective == "send"
         role = int(lib.cr_lane_rank(lane)) if pair else None
         ranks = _PAIR if pair else self._group.size
         steps = self.selection.thresholds(collective, ranks, symmetric, self._group.capabilities)
-        programs = [
-            self._program(lane, self.selection.algorithms[f"{collective}/{name}"], root, role) for _, name in steps
-        ]
+        programs = [self._program(lane, self.selection.candidate(collective, name), root, role) for _, name in steps]
         bounds = ffi.new("unsigned long long[]", [most for most, _ in steps])
         table = ffi.new("cr_program*[]", programs)
         lib.cr_lane_route(lane, COLLECTIVE_CODES[collective], symmetric, root, bounds, table, len(steps))
 
-    def _program(self, lane: Any, algorithm: Algorithm, root: int, role: int | None = None) -> Any:
+    def _program(self, lane: Any, algorithm: Algorithm | Carried, root: int, role: int | None = None) -> Any:
+        if isinstance(algorithm, Carried):
+            return self._agreement(algorithm)
         name = f"{algorithm.collective}/{algorithm.name}"
         found = self._programs.get((lane, name, root))
         if found is not None:
@@ -126,11 +157,23 @@ class Router:
         plan = algorithm.plan(ranks, only=None if self._far() else [rank], root=root)
         return self._lowered((lane, name, root), lane, plan, rank)
 
-    def _lowered(self, key: tuple[Any, str, int], lane: Any, plan: Plan, rank: int, number: int | None = None) -> Any:
+    def _agreement(self, carried: Carried) -> Any:
+        """By a barrier's plan the ranks settle that all of them call the same, before a library carries it."""
+        name, rank = f"{carried.collective}/{carried.name}", self._group.rank
+        choice = self.selection.choose("barrier", 0, self._group.size, False, self._group.capabilities, NATIVE)
+        plan = self.selection.algorithms[f"barrier/{choice.name}"].plan(self._group.size, only=[rank])
+        program = self._lowered((self._lane, name, 0), self._lane, plan, rank, identifier(name), carried=True)
+        self._carried[program] = carried.name
+        return program
+
+    def _lowered(
+        self, key: tuple[Any, str, int], lane: Any, plan: Plan, rank: int, number: int | None = None,
+        carried: bool = False,
+    ) -> Any:  # fmt: skip
         found = self._programs.get(key)
         if found is None:
             number = identifier(plan.name) if number is None else number
-            native, keep = as_native(plan.program(rank), plan, number, self._host_slots(plan, rank))
+            native, keep = as_native(plan.program(rank), plan, number, self._host_slots(plan, rank), carried)
             out = ffi.new("cr_program**")
             side = self._group.device
             memory = 0 if side is None else side.share(lib.cr_program_bytes(native, plan.ranks)).address

@@ -113,6 +113,11 @@ def _setting(parse: Callable[[object], Any], expected: str, default: Any, help: 
     return field(default=default, metadata={"parse": parse, "expected": expected, "help": help})
 
 
+def _names(value: object) -> str:
+    names = value.split(",") if isinstance(value, str) else ()
+    return ",".join(_name(name) for name in names) or _name(None)
+
+
 _OWN = frozenset(
     {
         "backend", "debug", "debug_subsys", "debug_file", "secret_file", "device", "ib_device", "ib_gid_index",
@@ -142,6 +147,13 @@ class Settings:
     backend: str = _setting(_name, "a backend's name", "cpu", "The kind of device that this rank's arrays are on.")
     algorithm: str | None = _setting(
         _name, "an algorithm's name", None, "The only algorithm to use; a collective that can't run it fails."
+    )
+    providers: str | None = _setting(
+        _names, "names of providers, separated by commas", None,
+        "Other libraries to join; init fails where one can't be. Unset: those that the table names and all ranks have.",
+    )  # fmt: skip
+    table: str | None = _setting(
+        _path, "a path", None, "Selection table (YAML) of rank 0, which holds for all ranks, instead of commrt's own."
     )
     scratch_bytes: int = _setting(
         parse_nbytes, _NBYTES, 4 << 20, "Scratch memory of a rank, fixed at init; larger messages are sliced over it."

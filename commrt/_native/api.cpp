@@ -140,4 +140,10 @@ int cr_start(cr_lane* lane, const cr_call* call, double timeout_s, cr_launch** o
 int cr_wait(cr_launch* w, double timeout_s) { return w->engine->wait(w, limit(timeout_s)); }
 int cr_poll(cr_launch* w) { return w->state.load(std::memory_order_acquire); }
 void cr_release(cr_launch* w) { w->engine->release(w); }
+void cr_retain(cr_launch* w) { w->owners.fetch_add(1, std::memory_order_relaxed); }
+int cr_agreed(cr_launch* w, double timeout_s) { return w->engine->wait_agreed(w, limit(timeout_s)); }
+void cr_carried(cr_launch* w, int code) {
+  w->carriage.store(code, std::memory_order_release);
+  w->engine->nudge_progress();
+}
 }

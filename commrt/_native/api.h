@@ -7,8 +7,10 @@ extern "C" {
 // CDEF BEGIN
 enum cr_code {
   CR_OK = 0, CR_PENDING = 1, CR_NEED_PLAN = 2, CR_NO_MEMORY = 3, CR_INVALID = 4, CR_UNFIT = 5,
+  CR_ELSEWHERE = 6,  // another provider carries calls of this size
   CR_MISMATCH = 10, CR_PEER_LOST = 11, CR_TIMEOUT = 12, CR_ABORTED = 13, CR_DEADLOCK = 14, CR_TRANSPORT = 15,
-  CR_BOUNDS = 16, CR_CLOSED = 17
+  CR_BOUNDS = 16, CR_CLOSED = 17,
+  CR_CARRIER = 18    // another provider failed to carry it
 };
 
 typedef struct cr_engine cr_engine;
@@ -32,6 +34,7 @@ typedef struct {
   const unsigned int* begin; unsigned int nblocks;
   unsigned int parts, scratch_slots, packet_slots, synchronising, id;
   unsigned long long unit;
+  unsigned int carried;        // the plan only settles that all ranks call the same; another library moves the data
 } cr_plan;
 
 // Sizes of a rank's segment, the same on all ranks of a communicator.
@@ -133,6 +136,10 @@ int cr_start(cr_lane*, const cr_call*, double timeout_s, cr_launch** out);
 int cr_wait(cr_launch*, double timeout_s);    // CR_PENDING: not within the timeout
 int cr_poll(cr_launch*);
 void cr_release(cr_launch*);                  // the handle; the launch itself runs on
+void cr_retain(cr_launch*);                   // one more holder of the handle
+// A launch of a carried program holds its place in the lane until it is said to have been carried.
+int cr_agreed(cr_launch*, double timeout_s);  // CR_OK: all ranks are in it, carry it now; CR_PENDING; or what ended it
+void cr_carried(cr_launch*, int code);        // CR_OK, or what it failed with
 int cr_engine_progress_thread(cr_engine*);    // from now on progress needs no waiter
 
 // For kernels that wait outside of the engine. One step of a wait for a peer: gives way, keeps links going, looks at the

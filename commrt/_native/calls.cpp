@@ -59,7 +59,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargs, PyObject* ke
   int answer = attempt(way, args);
   if (PyErr_Occurred()) return nullptr;
   if (answer == CR_OK) Py_RETURN_TRUE;
-  if (answer == CR_UNFIT || answer == CR_NEED_PLAN || answer == CR_INVALID) Py_RETURN_FALSE;
+  if (answer == CR_UNFIT || answer == CR_NEED_PLAN || answer == CR_INVALID || answer == CR_ELSEWHERE) Py_RETURN_FALSE;
   return PyObject_CallFunction(way.otherwise, "iOO", answer, args[X_ARG], args[OUT_ARG]);
 }
 

@@ -29,7 +29,7 @@ class SpinLock {
   std::atomic_flag flag_ = ATOMIC_FLAG_INIT;
 };
 
-struct Route { u64 most_bytes; const Program* program; };
+struct Route { u64 most_bytes; const cr_program* program; };
 typedef std::vector<Route> Routes;
 
 }  // namespace commrt
@@ -38,6 +38,7 @@ typedef std::vector<Route> Routes;
 struct cr_program {
   std::unique_ptr<char[]> own;  // the block, unless it was handed in
   commrt::Program* program;
+  bool carried;
 };
 
 // One operation: queued in its lane, run by whoever drives the engine, looked at by the holder of its handle.
@@ -46,7 +47,10 @@ struct cr_launch {
   commrt::Block blocks[commrt::MAX_BLOCKS];
   bool done[commrt::MAX_BLOCKS];
   u32 live;
-  enum Phase { WAITING, ANNOUNCING, GUARDED, RUNNING, FLUSHING, DOUBTED } phase;
+  enum Phase { WAITING, ANNOUNCING, GUARDED, RUNNING, CARRIED, FLUSHING, DOUBTED } phase;
+  enum : int { APART = -2, AGREED = -1 };
+  bool carried;
+  std::atomic<int> carriage;           // of a carried one: APART, AGREED, then how it was carried
   u64 sequence, announced;
   i64 timeout_ns, looked_ns, lost_ns;  // when it was first looked at, and first seen to be lost; 0 before
   u32 bad_link;                        // a peer whose port refused; UNKNOWN: none
@@ -54,7 +58,7 @@ struct cr_launch {
   cr_lane* lane;
   cr_launch* next;
   std::atomic<int> state;   // CR_PENDING, CR_OK, or why it failed
-  std::atomic<int> owners;  // the lane and the handle
+  std::atomic<int> owners;  // the lane, and the holders of the handle
 };
 
 struct cr_lane {

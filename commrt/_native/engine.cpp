@@ -72,6 +72,7 @@ int cr_engine::submit(cr_lane& lane, cr_launch* w) {
   w->sequence = w->announced = 0;
   w->looked_ns = w->lost_ns = 0;
   w->bad_link = UNKNOWN;
+  w->carriage.store(cr_launch::APART, std::memory_order_relaxed);
   w->state.store(CR_PENDING, std::memory_order_relaxed);
   w->owners.store(2, std::memory_order_relaxed);
   std::lock_guard<SpinLock> hold(gate_);
@@ -122,11 +123,13 @@ bool cr_engine::run(u32 index, bool alone) {
   bool moved = false;
   while (cr_launch* w = active_[index].launch) {
     bool finished = false;
-    moved |= advance(*w, alone, finished);
+    bool some = advance(*w, alone, finished);
+    moved |= some;
     if (finished) {
       active_[index].launch = finish(lane, w, CR_OK);
       continue;
     }
+    if (some && w->phase == cr_launch::CARRIED) ended_ = true;  // somebody waits to carry it
     cr_failure f{};
     if (block_failure(*w, f)) return fail(*lane.comm, w, f), true;
     break;
@@ -240,6 +243,12 @@ bool cr_engine::oversubscribed() const {
 // What a block met itself, if all of it is known; if not, check() gives it time. A link that fails may belong to a rank
 // that is dying, and behind a port it takes a while to learn what a peer called.
 bool cr_engine::block_failure(const cr_launch& w, cr_failure& f) {
+  int carriage = w.carriage.load(std::memory_order_acquire);
+  if (w.phase == cr_launch::CARRIED && carriage > CR_OK) {
+    explain(w, f);
+    f.code = carriage, f.peer = UNKNOWN;
+    return true;
+  }
   if (w.phase != cr_launch::RUNNING) return false;
   for (u32 k = 0; k < w.launch.program->nblocks; k++) {
     u32 why = w.blocks[k].failure, culprit = w.blocks[k].culprit;
@@ -316,8 +325,11 @@ bool cr_engine::stuck(const Running& r, const cr_group& group) {
 
 bool cr_engine::all_stuck(const cr_group& group) const {
   u64 oldest = ~0ull;
-  for (const Running& r : active_)
+  for (const Running& r : active_) {
+    bool carried = r.launch && r.launch->phase == cr_launch::CARRIED;
+    if (carried && r.lane->comm->group == &group) return false;
     if (stuck(r, group)) oldest = least(oldest, r.launch->sequence);
+  }
   if (oldest == ~0ull || has_incoming_.load(std::memory_order_relaxed)) return false;
   for (const cr_comm* comm : group.members) {
     if (!comm || comm->has_ports || comm->state.load(std::memory_order_relaxed)) return false;
@@ -358,8 +370,7 @@ void cr_engine::release_claim() {
   if (waiting_.load(std::memory_order_seq_cst)) wake_waiters();
 }
 
-int cr_engine::wait(cr_launch* w, i64 limit) {
-  auto done = [w] { return w->state.load(std::memory_order_acquire) != CR_PENDING; };
+template <class Done> void cr_engine::wait_until(Done done, cr_launch* w, i64 limit) {
   bool counted = false;
   while (!done()) {
     u32 seen = turn_.load(std::memory_order_acquire);
@@ -384,7 +395,18 @@ int cr_engine::wait(cr_launch* w, i64 limit) {
     if (limit != INT64_MAX && now_ns() > limit) break;
   }
   if (counted) waiting_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+int cr_engine::wait(cr_launch* w, i64 limit) {
+  wait_until([w] { return w->state.load(std::memory_order_acquire) != CR_PENDING; }, w, limit);
   return w->state.load(std::memory_order_acquire);
+}
+
+int cr_engine::wait_agreed(cr_launch* w, i64 limit) {
+  auto agreed = [w] { return w->carriage.load(std::memory_order_acquire) != cr_launch::APART; };
+  wait_until([&] { return agreed() || w->state.load(std::memory_order_acquire) != CR_PENDING; }, w, limit);
+  int state = w->state.load(std::memory_order_acquire);
+  return state == CR_PENDING && agreed() ? CR_OK : state;
 }
 
 void cr_engine::nudge_progress() {

@@ -12,9 +12,10 @@
 struct cr_engine {
   ~cr_engine();
   cr_launch* take();                                // from the pool
-  void release(cr_launch*);                         // one of its two owners lets go
+  void release(cr_launch*);                         // one of its owners lets go
   int submit(cr_lane&, cr_launch*);                 // CR_OK, or CR_CLOSED if the communicator is broken
   int wait(cr_launch*, i64 limit_ns);       // its state; CR_PENDING when the limit passes
+  int wait_agreed(cr_launch*, i64 limit_ns);        // CR_OK when it is to be carried, CR_PENDING, or how it ended
   bool drain(cr_comm&, i64 limit_ns);       // true: nothing of it is in flight any more
   int close(cr_comm&, i64 limit_ns);
   void abort(cr_comm&);
@@ -35,6 +36,7 @@ struct cr_engine {
   bool pass();                                      // every active lane once; true: something moved
   bool run(u32 index, bool alone);
   template <class Stop> void drive(Stop stop, i64 limit_ns);
+  template <class Done> void wait_until(Done done, cr_launch*, i64 limit_ns);
   bool sleep();
   void look(i64 now);
   void find_deadlock();

@@ -102,8 +102,20 @@ bool run_blocks(cr_launch& w, bool alone) {
   bool moved = false;
   for (u32 k = 0; k < w.launch.program->nblocks; k++)
     if (!w.done[k]) moved |= run_block(w, k, budget);
-  if (!w.live) w.phase = cr_launch::FLUSHING;
+  if (w.live) return moved;
+  bool first = w.carried && w.carriage.load(std::memory_order_relaxed) == cr_launch::APART;
+  w.phase = first ? cr_launch::CARRIED : cr_launch::FLUSHING;
+  if (first) w.carriage.store(cr_launch::AGREED, std::memory_order_release);
   return moved;
+}
+
+// What another library carries is between two windows of the same plan: by the first all ranks know that all have called
+// it, by the second that all have it, so that none leaves the library too early.
+bool carried_here(cr_launch& w) {
+  if (w.carriage.load(std::memory_order_acquire) != CR_OK || !flushed(w)) return false;
+  leave(w.launch);
+  enter_window(w, 0);
+  return true;
 }
 
 bool end_window(cr_launch& w, bool& finished) {
@@ -138,6 +150,9 @@ bool advance(cr_launch& w, bool alone, bool& finished) {
         if (w.phase == cr_launch::RUNNING) return moved;
         break;
       }
+      case cr_launch::CARRIED:
+        if (!carried_here(w)) return moved;
+        break;
       case cr_launch::FLUSHING:
         if (!end_window(w, finished)) return moved;
         if (finished) return true;

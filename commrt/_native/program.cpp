@@ -70,7 +70,7 @@ bool name_symmetric(const cr_comm& comm, const cr_call& call, Launch& L) {
   return false;
 }
 
-const Program* routed(const cr_lane& lane, const cr_call& call, u32 shift, bool symmetric) {
+const cr_program* routed(const cr_lane& lane, const cr_call& call, u32 shift, bool symmetric) {
   const Routes* routes = lane.routes[lane.row(call.collective, symmetric, call.root)].load(std::memory_order_acquire);
   if (!routes) return nullptr;
   u64 nbytes = (call.count << shift) * route_groups(call.collective, lane.lane.ranks);
@@ -175,7 +175,7 @@ u64 route_groups(u32 collective, u32 ranks) {
 
 bool prepare(cr_lane& lane, const cr_call& call, cr_launch& w, int& code) {
   Launch& L = w.launch;
-  const Program* program = call.program ? call.program->program : nullptr;
+  const cr_program* stored = call.program;
   u64 in, out;
   input_output_groups(call.collective, lane.lane.ranks, in, out);
   L.shift = log2_itemsize(call.dtype);
@@ -185,8 +185,11 @@ bool prepare(cr_lane& lane, const cr_call& call, cr_launch& w, int& code) {
   L.input_bytes = (call.count * in) << L.shift;
   L.output_bytes = (call.count * out) << L.shift;
   bool symmetric = name_symmetric(*lane.comm, call, L);
-  if (!program) program = routed(lane, call, L.shift, symmetric);
-  if (!program) return code = CR_NEED_PLAN, false;
+  if (!stored) stored = routed(lane, call, L.shift, symmetric);
+  if (!stored) return code = CR_NEED_PLAN, false;
+  if (stored->carried && !call.program) return code = CR_ELSEWHERE, false;
+  const Program* program = stored->program;
+  w.carried = stored->carried;
   L.program = program;
   L.lane = &lane.lane;
   L.input = (char*)call.input;
@@ -222,6 +225,7 @@ extern "C" int cr_program_new(cr_lane* lane, const cr_plan* p, void* memory, cr_
   Parts parts = parts_of(*p, l.ranks, pieces);
   fill(parts, *p, l);
   stored->program = parts.program;
+  stored->carried = p->carried;
   *out = stored.get();
   lane->keep(std::move(stored));
   return CR_OK;
@@ -233,7 +237,7 @@ extern "C" int cr_lane_route(cr_lane* lane, unsigned collective, unsigned symmet
                              const unsigned long long* most_bytes, cr_program* const* programs, unsigned n) try {
   if (symmetric > 1 || root >= lane->lane.ranks || collective >= COLLECTIVES) return CR_INVALID;
   auto routes = std::make_unique<Routes>();
-  for (u32 k = 0; k < n; k++) routes->push_back({most_bytes[k], programs[k]->program});
+  for (u32 k = 0; k < n; k++) routes->push_back({most_bytes[k], programs[k]});
   lane->keep(lane->row(collective, symmetric, root), std::move(routes));
   return CR_OK;
 } catch (const std::bad_alloc&) {

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from commrt.testing._conformance import ConformanceError as ConformanceError
     from commrt.testing.algorithm_suite import AlgorithmSuite as AlgorithmSuite
     from commrt.testing.backend_suite import BackendSuite as BackendSuite
+    from commrt.testing.provider_suite import ProviderSuite as ProviderSuite
     from commrt.testing.transport_suite import TransportSuite as TransportSuite
     from commrt.testing.world import World as World
 
@@ -16,11 +17,12 @@ _LAZY = {
     "AlgorithmSuite": "commrt.testing.algorithm_suite",
     "BackendSuite": "commrt.testing.backend_suite",
     "ConformanceError": "commrt.testing._conformance",
+    "ProviderSuite": "commrt.testing.provider_suite",
     "TransportSuite": "commrt.testing.transport_suite",
     "World": "commrt.testing.world",
 }
 
-__all__ = ["AlgorithmSuite", "BackendSuite", "ConformanceError", "TransportSuite", "World"]
+__all__ = ["AlgorithmSuite", "BackendSuite", "ConformanceError", "ProviderSuite", "TransportSuite", "World"]
 
 
 def __getattr__(name: str) -> Any:
