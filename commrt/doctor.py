@@ -99,7 +99,8 @@ class _Doctor:
     def _forced(self, plugin: Plugin, facts: Facts) -> dict[str, str]:
         """The settings of a trial: nothing of the caller's decides what is tried."""
         transport = plugin.name if plugin.kind == "transports" else self._sound.get(facts.backend, "")
-        return {"COMMRT_TRANSPORT": transport, "COMMRT_BACKEND": facts.backend, "COMMRT_ALGORITHM": ""}
+        carrier = plugin.name if plugin.kind == "providers" else ""
+        return {"COMMRT_TRANSPORT": transport, "COMMRT_BACKEND": facts.backend, "COMMRT_ALGORITHM": carrier}
 
 
 class _Child:
