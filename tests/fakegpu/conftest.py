@@ -72,7 +72,7 @@ def fake_hip(tmp_path_factory: pytest.TempPathFactory) -> Fake:
     if importlib.util.find_spec("hip") is None:
         pytest.skip("hip-python is not installed")
     try:
-        return Fake(build("libamdhip64.so", ("hip.cpp",)), tmp_path_factory.mktemp("cache"))
+        return Fake(build("libamdhip64.so", ("hip_memory.cpp", "hip_streams.cpp")), tmp_path_factory.mktemp("cache"))
     except Unavailable as error:
         pytest.skip(str(error))
 

@@ -1,6 +1,6 @@
 // A GPU that is not there: memory, streams, events, kernels and graphs, for test-only driver libraries.
 //
-// cuda.cpp and hip.cpp turn a vendor's calls into these; what ran here ran on no GPU, and tests say so. Kernels are the
+// cuda_*.cpp and hip_*.cpp turn a vendor's calls into these; what ran here ran on no GPU, and tests say so. Kernels are the
 // same source compiled for the CPU, each thread block an OS thread of its own. A driver library does, in each call:
 //
 //   if (int code = fakegpu::injected("cuMemAlloc")) return (CUresult)code;      // counts and logs the call

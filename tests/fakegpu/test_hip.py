@@ -266,7 +266,7 @@ def test_kernels_are_kept_on_disk(fake_hip: Fake, tmp_path: Path, compiler: None
 def test_numbers_are_the_bindings(bindings: None) -> None:
     from hip import hip as real
 
-    text = (HERE / "hip.cpp").read_text()
+    text = (HERE / "hip.h").read_text()
     numbers = {
         name: int(value) for name, value in re.findall(r"^ +(hipError\w+|hipSuccess) = (\d+),", text, re.MULTILINE)
     }
