@@ -16,6 +16,7 @@ import commrt
 from commrt.arrays import on_device
 from commrt.backend import Probe
 from commrt.doctor import FOUND, REASON, UNUSABLE, Facts
+from commrt.errors import Unavailable
 from commrt.plugins import default_registry
 from commrt.testing.world import World
 
@@ -34,13 +35,23 @@ def probe(plugin: Any, kind: str, name: str) -> None:
 
 def attempt(plugin: Any, kind: str, name: str) -> None:
     """An all_reduce of few, some and many elements by way of it, checked."""
-    if plugin.probe().joins == "threads":
+    joins = plugin.probe().joins
+    if joins == "threads":
         with World(2, transport=name) as world:
             world.run(check)
     else:
         with commrt.init() as comm:
-            check(comm)
+            for algorithm in _by_switch(comm) if joins == "groups" else (None,):
+                check(comm, algorithm)
     tell(None)
+
+
+def _by_switch(comm: Any) -> list[str]:
+    """The algorithms that use what joins a group."""
+    if "switch" not in comm.capabilities:
+        raise Unavailable("it joins no group of these ranks")
+    algorithms = comm.setup.registry.usable("algorithms").values()
+    return [one.name for one in algorithms if one.collective == "all_reduce" and "switch" in one.requires]
 
 
 def tell(found: Facts | None) -> None:
@@ -48,19 +59,20 @@ def tell(found: Facts | None) -> None:
     print(FOUND + msgspec.json.encode(found).decode(), flush=True)
 
 
-def check(comm: Any) -> None:
-    """Raises unless every element is right."""
+def check(comm: Any, algorithm: str | None = None) -> None:
+    """Raises, and ends the other ranks, unless every element is right."""
     backend = comm.backend
     for count in _COUNTS:
         base = np.arange(count, dtype=np.float32) % 7
         x, expected = base + (comm.rank + 1), base * comm.size + sum(range(1, comm.size + 1))
         memory = backend.allocate(x.nbytes)
         backend.copy(memory.address, _address(x), x.nbytes)
-        comm.all_reduce(on_device(backend, memory, count, "float32"))
+        comm.all_reduce(on_device(backend, memory, count, "float32"), algorithm=algorithm)
         backend.copy(_address(x), memory.address, x.nbytes)
         memory.close()
         wrong = int(np.count_nonzero(x != expected))
         if wrong:
+            comm.abort()
             raise ArithmeticError(f"{wrong} of the {count} elements of an all_reduce are wrong")
 
 

@@ -9,7 +9,7 @@ import io
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from commrt.backend import Joins
+from commrt.errors import UnknownName
 from commrt.launcher import TIMED_OUT, launch
 from commrt.plugins import Kind, Plugin, default_registry
 
@@ -57,12 +58,18 @@ class Finding:
     seconds: float = 0.0
 
 
-def examine(limit_s: float = LIMIT_S) -> Iterator[Finding]:
-    """A finding for each plugin, as soon as it is there. Neither a probe nor a trial takes longer than about that."""
+def examine(names: Collection[str] = (), limit_s: float = LIMIT_S) -> Iterator[Finding]:
+    """A finding for each plugin, or for those of that name, as soon as it is there.
+
+    Neither a probe nor a trial takes longer than about `limit_s`. Raises UnknownName before the first.
+    """
+    plugins = [plugin for kind in KINDS for plugin in default_registry().plugins(kind)]
+    known = {plugin.name for plugin in plugins}
+    for name in names:
+        if name not in known:
+            raise UnknownName("transport, backend or provider", name, known)
     doctor = _Doctor(limit_s)
-    for kind in KINDS:
-        for plugin in default_registry().plugins(kind):
-            yield doctor.examine(plugin)
+    return (doctor.examine(plugin) for plugin in plugins if not names or plugin.name in names)
 
 
 class _Doctor:
@@ -99,6 +106,8 @@ class _Doctor:
     def _forced(self, plugin: Plugin, facts: Facts) -> dict[str, str]:
         """The settings of a trial: nothing of the caller's decides what is tried."""
         transport = plugin.name if plugin.kind == "transports" else self._sound.get(facts.backend, "")
+        if facts.joins == "groups":  # beside transports that join pairs
+            transport = ""
         carrier = plugin.name if plugin.kind == "providers" else ""
         return {"COMMRT_TRANSPORT": transport, "COMMRT_BACKEND": facts.backend, "COMMRT_ALGORITHM": carrier}
 

@@ -112,8 +112,10 @@ class Linker:
         """Whether to open it. One that is forced takes the place of those that join the same memory."""
         if not {HOST, self.backend} & set(transport.backends):
             return False
-        probe = transport.probe()
         rivals = forced is not None and set(transport.backends) & set(self._transport(forced).backends)
+        if rivals and not transport.groups:
+            return transport.name == forced  # without a look at it: what is wrong with others must not matter
+        probe = transport.probe()
         if rivals and probe.joins != "groups":
             return transport.name == forced
         return bool(probe.devices) and probe.joins in ("processes", "groups")

@@ -12,6 +12,8 @@ from commrt.doctor import LIMIT_S, Finding, examine
 
 
 def doctor(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Only these; all if none is given.")] = None,
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     timeout: Annotated[float, typer.Option("-T", "--timeout", min=0.1, help="Seconds for each attempt.")] = LIMIT_S,
 ) -> None:
@@ -20,7 +22,7 @@ def doctor(
     Exits with 1 if one that says it is there doesn't work.
     """
     findings = []
-    for finding in examine(timeout):
+    for finding in examine(names or (), timeout):
         findings.append(finding)
         if not as_json:
             typer.echo(_line(finding))

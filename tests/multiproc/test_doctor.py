@@ -24,6 +24,7 @@ PLUGIN_API = 1
 class Toy:
     memory_kinds = ()
     backends = ("cpu",)
+    groups = False
     def __init__(self, name):
         self.name = name
     def probe(self):
@@ -77,7 +78,7 @@ def test_what_is_here_works_and_the_rest_says_why_not(tmp_path: Path) -> None:
 def test_each_fault_is_told_and_none_spoils_another(tmp_path: Path) -> None:
     install(tmp_path, tuple(PLUGINS))
     began = time.monotonic()
-    done = doctor(tmp_path, "--json", "-T", str(LIMIT_S))
+    done = doctor(tmp_path, *PLUGINS, "cpu", "shm", "native", "--json", "-T", str(LIMIT_S))
     assert time.monotonic() - began < 90
     assert done.returncode == 1
     found: dict[str, Any] = {finding["name"]: finding for finding in json.loads(done.stdout)}
@@ -98,7 +99,13 @@ def test_each_fault_is_told_and_none_spoils_another(tmp_path: Path) -> None:
         "sleeps": ("fails", f"its trial did not end within {LIMIT_S} s (it had found: a toy)"),
     }
     assert (found["liar"]["origin"], found["liar"]["level"]) == ("toys", "toy level")
-    assert {found[name]["state"] for name in ("cpu", "shm", "loopback", "native")} == {"works"}
+    assert {found[name]["state"] for name in ("cpu", "shm", "native")} == {"works"}
+
+
+def test_a_name_that_nothing_has(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "shmm")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean 'shm'" in done.stderr
 
 
 def test_one_wrong_element_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,8 +114,8 @@ def test_one_wrong_element_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         comm = world.communicators[1]
         right = comm.all_reduce
 
-        def wrong(x: Any) -> None:
-            right(x)
+        def wrong(x: Any, **keywords: Any) -> None:
+            right(x, **keywords)
             comm.backend.copy(x.address, x.address + 4 * (x.count - 1), 4)
 
         monkeypatch.setattr(comm, "all_reduce", wrong)
