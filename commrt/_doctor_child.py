@@ -38,7 +38,7 @@ def attempt(plugin: Any, kind: str, name: str) -> None:
     joins = plugin.probe().joins
     if joins == "threads":
         with World(2, transport=name) as world:
-            world.run(check)
+            check_all(world)
     else:
         with commrt.init() as comm:
             for algorithm in _by_switch(comm) if joins == "groups" else (None,):
@@ -57,6 +57,13 @@ def _by_switch(comm: Any) -> list[str]:
 def tell(found: Facts | None) -> None:
     """Hand the result to the doctor."""
     print(FOUND + msgspec.json.encode(found).decode(), flush=True)
+
+
+def check_all(world: World) -> None:
+    """Among threads. Of several errors, raises the one that was the others' cause."""
+    errors = [outcome for outcome in world.outcomes(check) if isinstance(outcome, Exception)]
+    for error in sorted(errors, key=lambda one: not isinstance(one, ArithmeticError)):
+        raise error
 
 
 def check(comm: Any, algorithm: str | None = None) -> None:
