@@ -220,9 +220,9 @@ def _enter(
     store = TcpStore(link, node.rank, node.count, SILENCE_S, leave)
     try:
         left_s = max(0.0, deadline - time.monotonic())
-        counts = [int(count) for count in store.exchange("ranks", b"%d" % meeting.local_size, left_s)]
+        counts = store.exchange("ranks", b"%d" % meeting.local_size, left_s)
         if len(set(counts)) > 1:
-            told = ", ".join(f"{count} on node {number}" for number, count in enumerate(counts))
+            told = ", ".join(f"{count[:10].decode(errors='replace')} on node {k}" for k, count in enumerate(counts))
             raise ConfigError(f"-n differs: {told}")
         # No rank of any node may come before the launcher of node 0 has stopped taking connections.
         all_here()
@@ -235,6 +235,8 @@ def _enter(
 
 def _absent(error: BootstrapTimeout, node: Node, n: int, timeout_s: float) -> BootstrapTimeout:
     missing = [number for number in error.missing if number != node.rank]
+    if not missing:
+        return BootstrapTimeout(_plain(error))
     told = f" ({_plain(error)})" if missing == [0] else ""
     return BootstrapTimeout(
         f"{_words(missing, n)} did not come to {node.rendezvous} within {timeout_s:g} s{told}", missing

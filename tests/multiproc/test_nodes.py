@@ -226,6 +226,15 @@ def test_no_node_0(launchers: Launchers, program: str) -> None:
     assert "Connection refused" in done.err
 
 
+def test_a_rendezvous_port_that_stays_in_use(launchers: Launchers, program: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        launchers.rendezvous = f"127.0.0.1:{other.getsockname()[1]}"
+        launchers.start(0, ["run", program], COMMRT_INIT_TIMEOUT_S="1")
+        (done,) = launchers.end()
+    assert done.status == 1
+    assert "the port stayed in use by another process" in done.err.splitlines()[-1]
+
+
 def test_nodes_that_differ_in_number_of_ranks(launchers: Launchers, program: str) -> None:
     for node in (0, 1):
         launchers.start(node, ["run", program], n=1 + node)
