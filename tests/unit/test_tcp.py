@@ -401,6 +401,7 @@ def test_last_words_though_something_is_unread() -> None:
     backend, transport = (default_registry().require(*what) for what in (("backends", "cpu"), ("transports", "tcp")))
     joined = Joined(transport, backend, {}, 2, nbytes + 64, PATIENCE_S)
     out, back = joined.link(0, 1), joined.link(1, 0)
+    back.connection.link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)  # what is sent stays with its sender
     source = bytearray(secrets.token_bytes(nbytes))
     assert back.put(0, bytearray(b"unread" * 1000)) == back.flush() == 1
     assert out.put(0, source) == out.signal(nbytes, 1) == 1
