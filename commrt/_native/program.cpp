@@ -131,8 +131,8 @@ u64 most_part(const cr_plan& p, const Lane& l) {
 
 void fill(const Parts& to, const cr_plan& p, const Lane& l) {
   static_assert(sizeof(Op) == sizeof(cr_op) && sizeof(Ref) == sizeof(cr_ref));
-  memcpy((void*)to.ops, p.ops, p.nops * sizeof(Op));
-  memcpy((void*)to.refs, p.refs, p.nrefs * sizeof(Ref));
+  if (p.nops) memcpy((void*)to.ops, p.ops, p.nops * sizeof(Op));
+  if (p.nrefs) memcpy((void*)to.refs, p.refs, p.nrefs * sizeof(Ref));
   std::copy(p.peers, p.peers + p.npeers, to.peers);
   std::copy(p.begin, p.begin + p.nblocks + 1, to.begin);
   std::fill(to.writes, to.writes + l.ranks, 0);

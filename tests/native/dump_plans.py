@@ -17,7 +17,7 @@ from commrt.plan import Plan
 from commrt.plugins import default_registry
 from commrt.routing import identifier
 
-NEEDS = ("symmetric", "direct")
+NEEDS = ("symmetric", "direct", "mapped", "switch")
 
 
 def _two_blocks(program: Program) -> None:

@@ -4,6 +4,7 @@
 //   scratch  the same, of plans that leave data in scratch and go on
 //   threads  collectives from two threads, sends and receives from two more, and the progress thread; asynchronously
 //   trouble  abort, disagreement, a rank that never comes
+//   streams, stream-threads, stream-trouble  the same over sockets, of plans that links which map nothing can carry
 // 0: every result was right. 1: one was wrong. The sanitizer's own code: it found something.
 #include <atomic>
 #include <deque>
@@ -18,6 +19,7 @@ struct Job {
   const char* plans;
   unsigned ranks;
   u64 seed, steps;
+  bool streams;
 };
 
 bool leaves_scratch(const WholePlan& p) { return !p.programs[0].plan.synchronising && p.programs[0].plan.scratch_slots; }
@@ -36,6 +38,7 @@ Options options_of(const Job& job, bool one_engine, bool small = false) {
   o.packets_half = 32 << 10;
   o.memory_file = job.seed & 1;
   o.one_engine = one_engine;
+  o.streams = job.streams;
   o.epoch = job.seed & 4 ? 0xffffffffull - 20 : 0;
   return o;
 }
@@ -241,7 +244,7 @@ void meet(const Job& job, const WholePlan& p, const Trouble& trouble) {
 
 void run_trouble(const Job& job, const std::vector<WholePlan>& plans) {
   for (const WholePlan& p : plans) {
-    if (p.collective != ALL_REDUCE_ || p.needs || p.ranks < 2) continue;
+    if (p.collective != ALL_REDUCE_ || p.needs & ~(MAPPED_NEED | SWITCH_NEED) || p.ranks < 2) continue;
     meet(job, p, {CR_ABORTED, false, false, TIMEOUT_S});
     meet(job, p, {CR_MISMATCH, true, false, TIMEOUT_S});
     meet(job, p, {CR_TIMEOUT, false, true, 0.05});
@@ -253,13 +256,14 @@ void run_trouble(const Job& job, const std::vector<WholePlan>& plans) {
 int main(int argc, char** argv) {
   CHECK(argc == 6, "harness MODE PLANS RANKS SEED STEPS");
   std::string mode = argv[1];
-  Job job{argv[2], (unsigned)atoi(argv[3]), strtoull(argv[4], nullptr, 10), strtoull(argv[5], nullptr, 10)};
+  Job job{argv[2], (unsigned)atoi(argv[3]), strtoull(argv[4], nullptr, 10), strtoull(argv[5], nullptr, 10), !mode.find("stream")};
   std::vector<WholePlan> all = read_plans(job.plans, job.ranks);
+  if (job.streams) all = some_of(all, [](const WholePlan& p) { return !p.needs; });
   std::vector<WholePlan> plans = some_of(all, [](const WholePlan& p) { return p.collective != SEND_; });
-  if (mode == "plans" || mode == "shared") run_plans(job, plans, mode == "shared");
+  if (mode == "plans" || mode == "streams" || mode == "shared") run_plans(job, plans, mode == "shared");
   else if (mode == "scratch") run_plans(job, some_of(plans, leaves_scratch), false, true);
-  else if (mode == "threads") run_threads(job, plans, some_of(all, [](const WholePlan& p) { return p.collective == SEND_; }));
-  else if (mode == "trouble") run_trouble(job, plans);
+  else if (mode == "threads" || mode == "stream-threads") run_threads(job, plans, some_of(all, [](const WholePlan& p) { return p.collective == SEND_; }));
+  else if (mode == "trouble" || mode == "stream-trouble") run_trouble(job, plans);
   else CHECK(false, "no mode %s", argv[1]);
   printf("%s: %u ranks, seed %llu, %zu plans: all right\n", argv[1], job.ranks, job.seed, plans.size());
   return 0;

@@ -5,11 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <condition_variable>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -29,7 +31,7 @@
   } while (0)
 
 enum { ALL_REDUCE_, ALL_GATHER_, REDUCE_SCATTER_, BROADCAST_, REDUCE_, GATHER_, SCATTER_, ALL_TO_ALL_, BARRIER_, SEND_ };
-enum { SYMMETRIC_NEED = 1, DIRECT_NEED = 2 };
+enum { SYMMETRIC_NEED = 1, DIRECT_NEED = 2, MAPPED_NEED = 4, SWITCH_NEED = 8 };
 enum { UINT8 = 2, INT32 = 5, INT64 = 7, FLOAT32 = 11, FLOAT64 = 12 };
 
 // The same numbers on all ranks for the same seed.
@@ -121,6 +123,7 @@ struct Options {
   bool one_engine;     // for all ranks
   u64 epoch = 0;
   unsigned lap = 6;
+  bool streams = false;  // ports over sockets join the ranks, and no mapped memory
 };
 
 class Meeting {
@@ -148,6 +151,41 @@ struct Rank {
   std::vector<char> arena;   // symmetric memory
 };
 
+// Two ranks' ends of one connection, each behind a lock as in the package. Small buffers: messages come in pieces.
+class StreamPair {
+ public:
+  StreamPair(char* one, char* other, u64 nbytes) {
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, fds_), "no sockets");
+    char* segments[] = {one, other};
+    for (int k = 0; k < 2; k++) {
+      int small = 32 << 10;
+      setsockopt(fds_[k], SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+      regions_[k] = cr_regions_new();
+      CHECK(!cr_regions_add(regions_[k], segments[k], nbytes), "a segment can't be registered");
+      ports_[k] = cr_stream_new(fds_[k], regions_[k]);
+      locked_[k] = cr_port_locked(ports_[k]);
+    }
+  }
+  ~StreamPair() {
+    for (int k = 0; k < 2; k++) {
+      CHECK(!*cr_stream_fault(ports_[k]), "a link failed: %s", cr_stream_fault(ports_[k]));
+      cr_port_locked_free(locked_[k]);
+      cr_stream_free(ports_[k]);
+      cr_regions_free(regions_[k]);
+      close(fds_[k]);
+    }
+  }
+  void connect(cr_comm* one, unsigned rank, cr_comm* other, unsigned peer) {
+    CHECK(!cr_comm_connect(one, peer, nullptr, locked_[0], nullptr, -1), "connecting fails");
+    CHECK(!cr_comm_connect(other, rank, nullptr, locked_[1], nullptr, -1), "connecting fails");
+  }
+
+ private:
+  int fds_[2];
+  cr_regions* regions_[2];
+  cr_port *ports_[2], *locked_[2];
+};
+
 // All that is shared between ranks is set up before a rank runs, and torn down after the last.
 class World {
  public:
@@ -170,7 +208,10 @@ class World {
     cr_port_same_process(&direct);
     for (Rank& rank : ranks)
       for (Rank& peer : ranks) {
-        int code = cr_comm_connect(rank.comm, peer.rank, peer.segment, nullptr, &direct, -1);
+        bool apart = o.streams && rank.rank != peer.rank;
+        if (apart && rank.rank < peer.rank) streams_.push_back(std::make_unique<StreamPair>(rank.segment, peer.segment, nbytes_));
+        if (apart && rank.rank < peer.rank) streams_.back()->connect(rank.comm, rank.rank, peer.comm, peer.rank);
+        int code = apart ? CR_OK : cr_comm_connect(rank.comm, peer.rank, peer.segment, nullptr, &direct, -1);
         CHECK(!code && !cr_comm_window(rank.comm, peer.rank, 0, (u64)peer.arena.data(), ARENA), "connecting answers %d", code);
       }
   }
@@ -207,6 +248,7 @@ class World {
   }
 
   u64 nbytes_;
+  std::vector<std::unique_ptr<StreamPair>> streams_;
 };
 
 // ---- data ------------------------------------------------------------------------------------------------------------

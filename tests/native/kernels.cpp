@@ -95,7 +95,7 @@ int main(int argc, char** argv) {
   World world({ranks, seed & 2 ? 96ull << 10 : 384ull << 10, 32 << 10, (seed & 1) != 0, false, seed & 4 ? 0xffffffffull - 20 : 0});
   world.run([&](Rank& rank) { run_steps(world, rank, plans, seed, steps); });
   for (const WholePlan& p : plans)
-    if (p.collective == ALL_REDUCE_ && !p.needs && p.name != "all_reduce/switch") disagree(p, ranks);
+    if (p.collective == ALL_REDUCE_ && !(p.needs & ~MAPPED_NEED)) disagree(p, ranks);
   printf("kernels: %u ranks, seed %llu, %zu plans: all right\n", ranks, seed, plans.size());
   return 0;
 }

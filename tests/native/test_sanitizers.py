@@ -26,6 +26,7 @@ UNDEFINED = ["-fsanitize=undefined", "-fno-sanitize=null,object-size", "-fno-san
 SANITIZERS = {"thread": ["-fsanitize=thread"], "address": ["-fsanitize=address", *UNDEFINED], "none": ["-O2"]}
 OPTIONS = {"TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
 LIMIT_S = 120
+OF_PYTHON = ("calls",)  # belongs to the interpreter's side
 BASE, LEVELS = "cr_reduce_table_base", ("v3", "v4", "v4bf16")  # one instruction set is enough here
 
 # mode, ranks, seed, steps. Bits of the seed: 1 memory as shm makes it, 2 little scratch, 4 epochs from just below 2^32.
@@ -34,8 +35,9 @@ RUNS = [
     ("shared", 2, 3, 120), ("shared", 4, 4, 120), ("scratch", 3, 2, 120), ("scratch", 3, 5, 120),
     ("threads", 2, 1, 60), ("threads", 3, 2, 60), ("threads", 4, 5, 40), ("trouble", 2, 1, 0), ("trouble", 3, 6, 0),
     ("kernels", 2, 1, 80), ("kernels", 3, 6, 80), ("channels", 2, 1, 300), ("channels", 3, 2, 300),
+    ("streams", 2, 1, 60), ("streams", 3, 6, 60), ("stream-threads", 3, 2, 30), ("stream-trouble", 2, 3, 0),
 ]  # fmt: skip
-SOAK_MODES = ("plans", "threads", "kernels", "channels")
+SOAK_MODES = ("plans", "streams", "threads", "kernels", "channels")
 SOAK = [(mode, ranks, seed, 400) for mode in SOAK_MODES for ranks in (2, 3, 4) for seed in range(8, 20)]
 
 # Which mode must catch a bug, and whether it must be the sanitizer that does. The sizes and delays of one seed may hide
@@ -62,7 +64,8 @@ class Build:
     flags: list[str]
 
     def __post_init__(self) -> None:
-        sources = [NATIVE / "reduce_kernels.cpp", *sorted(NATIVE.glob("*.cpp")), HERE / "harness.cpp"]
+        core = [path for path in NATIVE.glob("*.cpp") if path.stem not in OF_PYTHON]
+        sources = [NATIVE / "reduce_kernels.cpp", *sorted(core), HERE / "harness.cpp"]
         with ThreadPoolExecutor(2) as pool:
             self.objects = dict(zip((s.stem for s in sources), pool.map(self.compile, sources), strict=True))
 
