@@ -37,9 +37,9 @@ namespace {
 
 // INLINE_BYTES as in commrt/transport.py. Puts up to SMALL_BYTES are written word by word once they are whole: others may
 // be looking at control blocks and lines. A signal behind EAGER_BYTES of puts sends at once; one poll takes in about
-// TURN_BYTES. Unanswered retransmissions in a row until a link counts as cut: of 0.2, 0.4, ... s, about 12 s together.
-enum : u64 { INLINE_BYTES = 128, SMALL_BYTES = 256, EAGER_BYTES = 16 << 10, BUFFER_BYTES = 16 << 10, TURN_BYTES = 4 << 20 };
-enum : u64 { DEPTH = 256, BATCH = 32, MOST_AT_ONCE = 1 << 30, IDLE_POLLS = 4096, UNANSWERED = 6 };
+// TURN_BYTES. Unanswered repetitions in a row until a link counts as cut: of 0.2, 0.4, ... s, about 12 s together.
+enum : u64 { INLINE_BYTES = 128, SMALL_BYTES = 256, EAGER_BYTES = 16 << 10, BUFFER_BYTES = 16 << 10, TURN_BYTES = 4 << 20, MOST_AT_ONCE = 1 << 30 };
+enum : u32 { DEPTH = 256, BATCH = 32, IDLE_POLLS = 4096, UNANSWERED = 6 };
 enum : u64 { PUT = 1, SIGNAL = 2 };
 
 struct Header { u64 kind, offset, word; };  // word: the bytes of a put, which follow; or the value of a signal
@@ -248,13 +248,14 @@ void Stream::parse() {
   memmove(buffer_, at, have_);
 }
 
-// A peer that is stopped still answers, through its kernel; one that can't be reached does not.
+// A peer that is stopped still answers, through its kernel; one that can't be reached does not. What this system could not
+// even send counts as probes.
 void Stream::look() {
   tcp_info info{};
   socklen_t size = sizeof info;
   if (getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &size)) return;
-  if (info.tcpi_unacked && info.tcpi_retransmits >= UNANSWERED)
-    fail("%u retransmissions to it in a row were not answered", (unsigned)info.tcpi_retransmits);
+  unsigned tries = info.tcpi_retransmits > info.tcpi_probes ? info.tcpi_retransmits : info.tcpi_probes;
+  if (tries >= UNANSWERED) fail("it can't be reached: its system has not answered %u times in a row", tries);
 }
 
 // Why reading ended: 0 for an end in order, which may hide why sending ended before.
