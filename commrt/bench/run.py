@@ -19,6 +19,7 @@ from commrt.bootstrap import detect
 from commrt.errors import CommrtError, ConfigError, InvalidArgument, UnknownName
 from commrt.plan import Plan
 from commrt.plugins import default_registry
+from commrt.selection import NATIVE
 
 if TYPE_CHECKING:
     from commrt.launcher import Node
@@ -49,6 +50,12 @@ def run(options: Options, ranks: int | None, node: Node | None = None) -> int:
     return _run_threads(options, ranks)
 
 
+def _library(options: Options) -> str | None:
+    """The library that is to carry everything."""
+    libraries = set(default_registry().names("providers")) - {NATIVE}
+    return options.algorithm if options.algorithm in libraries else None
+
+
 def _joins_threads(transport: str | None) -> bool:
     return transport is not None and default_registry().require("transports", transport).probe().joins == "threads"
 
@@ -63,8 +70,9 @@ def _check_names(options: Options) -> None:
     collective = "send" if options.collective == "sendrecv" else options.collective
     pairs = [name.split("/", 1) for name in registry.names("algorithms") if "/" in name]
     algorithms = [name for of, name in pairs if of == collective]
-    if options.algorithm not in (None, *algorithms):
-        raise UnknownName(f"{collective} algorithm", str(options.algorithm), algorithms)
+    known = [*algorithms, *registry.names("providers")]
+    if options.algorithm not in (None, *known):
+        raise UnknownName(f"{collective} algorithm", str(options.algorithm), known)
 
 
 def _run_processes(options: Options, ranks: int, node: Node | None) -> int:
@@ -83,6 +91,7 @@ def _run_threads(options: Options, ranks: int) -> int:
     from commrt.testing.world import World
 
     settings: dict[str, Any] = {} if options.timeout_s is None else {"timeout_s": options.timeout_s}
+    settings |= {} if _library(options) is None else {"providers": _library(options)}
     backends = [backend_of(options, rank) or "cpu" for rank in range(ranks)]
     with World(ranks, transport=str(options.transport), backends=backends, **settings) as world:
         return max(world.run(lambda comm: report_rank(comm, options)))
@@ -95,7 +104,9 @@ def run_rank(options: Options) -> int:
     rank = detect().rank
     try:
         backend = backend_of(options, rank)
-        with commrt.init(transport=options.transport, backend=backend, timeout=options.timeout_s) as comm:
+        with commrt.init(
+            transport=options.transport, backend=backend, providers=_library(options), timeout=options.timeout_s
+        ) as comm:
             return report_rank(comm, options)
     except (CommrtError, OSError) as error:
         # Every rank has the same arguments: the first says what is wrong with them.
@@ -134,7 +145,8 @@ def _places(comm: Any) -> list[report.Place]:
 
 def _digest(comm: Any, options: Options) -> str:
     """Of the forced algorithm's plan: the same on every kind of link, as the plan is."""
-    if options.algorithm is None or options.collective == "sendrecv":
+    named = default_registry().names("providers")
+    if options.algorithm is None or options.algorithm in named or options.collective == "sendrecv":
         return ""
     algorithm = comm.setup.registry.require("algorithms", f"{options.collective}/{options.algorithm}")
     plan: Plan = algorithm.plan(comm.size, root=max(options.root, 0))

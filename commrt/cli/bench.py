@@ -76,7 +76,7 @@ class Report:
 class Forced:
     """What to measure it on, instead of what commrt would choose."""
 
-    algorithm: Annotated[str | None, typer.Option("--algo", help="Force this algorithm.")] = None
+    algorithm: Annotated[str | None, typer.Option("--algo", help="Force this algorithm or provider.")] = None
     transport: Annotated[
         str | None, typer.Option("--transport", help="Force this transport; loopback: ranks as threads.")
     ] = None

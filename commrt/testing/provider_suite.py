@@ -18,12 +18,12 @@ import numpy as np
 from commrt.backend import Probe
 from commrt.collectives import REDUCING
 from commrt.dtypes import DTYPES, REDUCE_OPS, by_name, supported_ops
-from commrt.errors import Aborted, CommunicatorBroken, InvalidArgument, Mismatch, UnsupportedType
+from commrt.errors import Aborted, CommunicatorBroken, Mismatch, UnsupportedType
 from commrt.plugins import Registry, default_registry
 from commrt.provider import JoiningProvider, Provider
 from commrt.selection import NATIVE
 from commrt.testing._conformance import Suite, expect, expect_raises, run_variants, until
-from commrt.testing.data import COLLECTIVES, ROOTED, Case
+from commrt.testing.data import COLLECTIVES, ROOTED, Case, numpy_dtype
 from commrt.testing.matrix import Variant
 from commrt.testing.world import World
 
@@ -100,49 +100,41 @@ class ProviderSuite(Suite):
         """Ranks that force different providers all raise Mismatch."""
         if self._name == NATIVE:
             return "it takes two providers"
-        collective = self._any_collective()
+
+        def different(comm: Any) -> None:
+            self._prepare(comm, 6, NATIVE if comm.rank == 1 else self._name).run()
+
         with self._world(3) as world:
-
-            def different(comm: Any) -> None:
-                name = NATIVE if comm.rank == 1 else self._name
-                x, out = np.ones(6, np.int32), np.ones(18, np.int32)
-                comm.prepare(collective, *_arrays(collective, x, out), algorithm=name).run()
-
             outcomes = world.outcomes(different)
             expect(all(isinstance(one, Mismatch) for one in outcomes), f"ranks disagree, and it ends as {outcomes}")
         return None
 
     def check_abort(self) -> None:
         """An operation that not all ranks come to ends on those that have."""
-        collective = self._any_collective()
+
+        def alone(comm: Any) -> None:
+            prepared = self._prepare(comm, 4)
+            if comm.rank:
+                comm.abort()
+            expect_raises((Aborted, CommunicatorBroken), lambda: prepared.start().wait(_PATIENCE_S))
+
         with self._world(2) as world:
-
-            def alone(comm: Any) -> None:
-                x, out = np.ones(4, np.int32), np.ones(8, np.int32)
-                prepared = comm.prepare(collective, *_arrays(collective, x, out), algorithm=self._name)
-                if comm.rank:
-                    comm.abort()
-                expect_raises((Aborted, CommunicatorBroken), lambda: prepared.start().wait(_PATIENCE_S))
-
             world.run(alone)
 
     def check_abort_under_way(self) -> None:
-        """What is under way ends at once on all ranks, well or not, and closing takes no longer than it may."""
-        collective = self._any_collective()
+        """What is under way ends at once on all ranks, well or not."""
+
+        def interrupted(comm: Any) -> None:
+            self._prepare(comm, 1 << 20).run()
+            works = [self._prepare(comm, 1 << 20).start() for _ in range(20)]
+            if comm.rank:
+                comm.abort()
+            for work in works:
+                with contextlib.suppress(Aborted):
+                    expect(work.wait(_SOON_S), "an operation does not end as the communicator is aborted")
+            expect_raises((Aborted, CommunicatorBroken), comm.barrier)
+
         with self._world(2) as world:
-
-            def interrupted(comm: Any) -> None:
-                x, out = np.ones(1 << 20, np.int32), np.ones(1 << 21, np.int32)
-                prepared = comm.prepare(collective, *_arrays(collective, x, out), algorithm=self._name)
-                prepared.run()
-                works = [prepared.start() for _ in range(20)]
-                if comm.rank:
-                    comm.abort()
-                for work in works:
-                    with contextlib.suppress(Aborted):
-                        expect(work.wait(_SOON_S), "an operation does not end as the communicator is aborted")
-                expect_raises((Aborted, CommunicatorBroken), comm.barrier)
-
             world.run(interrupted)
 
     def check_close(self) -> None:
@@ -151,7 +143,7 @@ class ProviderSuite(Suite):
             world.run(lambda comm: comm.barrier())
         before, threads = _open_files(), threading.active_count()
         with self._world(2) as world:
-            world.run(self._use)
+            world.run(lambda comm: self._prepare(comm, 4).run())
         until(lambda: threading.active_count() <= threads, "its threads end", _PATIENCE_S)
         until(lambda: _open_files() <= before, f"{_open_files()} files are open, where {before} were", _PATIENCE_S)
 
@@ -160,13 +152,9 @@ class ProviderSuite(Suite):
         if not missing:
             return "it carries all collectives"
 
-        def refused(comm: Any) -> None:
-            x, out = np.ones(4, np.float32), np.ones(8, np.float32)
-            prepare = lambda: comm.prepare(missing[0], *_arrays(missing[0], x, out), algorithm=self._name)  # noqa: E731
-            expect_raises(InvalidArgument, prepare)
-
         with self._world(2) as world:
-            world.run(refused)
+            explain = world.communicators[0].explain
+            expect_raises(UnsupportedType, lambda: explain(missing[0], 100, algorithm=self._name))
         return None
 
     def _world(self, size: int) -> World:
@@ -181,15 +169,14 @@ class ProviderSuite(Suite):
         whole = [(name, dtype.name, op.name) for name in _CARRIED for dtype in DTYPES for op in ops[name]]
         return [one for one in whole if self._supports(*one)]
 
-    def _any_collective(self) -> str:
-        wanted = [name for name in ("all_reduce", "all_gather", "broadcast") if self._supports(name, "int32", "sum")]
-        expect(wanted, "it carries neither all_reduce nor all_gather nor broadcast of int32")
-        return wanted[0]
-
-    def _use(self, comm: Any) -> None:
-        collective = self._any_collective()
-        x, out = np.ones(4, np.int32), np.ones(8, np.int32)
-        comm.prepare(collective, *_arrays(collective, x, out), algorithm=self._name).run()
+    def _prepare(self, comm: Any, count: int, name: str | None = None) -> Any:
+        """The first simple thing that it carries."""
+        simple = [one for one in self._supported() if one[0] in ("all_reduce", "all_gather", "broadcast")]
+        expect(simple, "it carries neither all_reduce nor all_gather nor broadcast")
+        collective, dtype, op = simple[0]
+        x = np.ones(count, numpy_dtype(dtype))
+        out = np.ones(count * comm.size, numpy_dtype(dtype)) if collective == "all_gather" else x
+        return comm.prepare(collective, x, out, op=op, algorithm=name or self._name)
 
     def _variants(self, size: int) -> Iterator[Variant]:
         for collective, dtype, op in self._supported():
@@ -201,10 +188,6 @@ class ProviderSuite(Suite):
                         yield Variant(Case(collective, size, count, dtype, op, root), self._name, in_place)
         if self._supports("all_reduce", "float32", "sum"):
             yield Variant(Case("all_reduce", size, 1_000_003, "float32", "sum", 0), self._name)
-
-
-def _arrays(collective: str, x: Any, out: Any) -> tuple[Any, Any]:
-    return (x, out[: x.size * (out.size // x.size)]) if collective == "all_gather" else (x, x)
 
 
 def _open_files() -> int:

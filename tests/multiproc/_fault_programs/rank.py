@@ -108,6 +108,18 @@ def stream(comm: Any, count: int) -> bool:
     return False
 
 
+def stall(comm: Any, provider: str) -> bool:
+    """From now on this rank comes to what another library carries, but does nothing of it."""
+
+    class Idle:
+        def wait(self, timeout: float) -> bool:
+            time.sleep(timeout)
+            return False
+
+    comm._issuer._carriage._joined[provider].carrier.start = lambda task: Idle()
+    return True
+
+
 def fail(comm: Any) -> bool:
     raise SystemError("as told")
 
@@ -160,7 +172,7 @@ OPERATIONS: dict[str, Callable[..., bool]] = {
     each.__name__: each
     for each in (
         all_reduce, broadcast, all_to_all, send, recv, wait_async, wait_irecv, leave_pending, isend, barrier, close,
-        abort, stream, fail, leave, fork,
+        abort, stream, stall, fail, leave, fork,
     )
 }  # fmt: skip
 
