@@ -121,9 +121,9 @@ def test_every_byte_of_the_opening_is_covered(at: int) -> None:
 class House:
     """Rank 1 of 2, waiting for rank 0 in a thread."""
 
-    def __init__(self) -> None:
-        self.listener = listen("127.0.0.1", 256)
-        self.place = self.listener.getsockname()
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self.listener = listen(address, 256)
+        self.place = self.listener.getsockname()[:2]
         self.door = Door([self.listener], TOKEN, 2, 1)
         self.guest: socket.socket | None = None
         self._thread = threading.Thread(target=self._wait)
@@ -158,6 +158,15 @@ class House:
 def house() -> Iterator[House]:
     house = House()
     yield house
+    house.close()
+
+
+def test_over_ipv6() -> None:
+    try:
+        house = House("::1")
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    house.lets_in()
     house.close()
 
 
