@@ -101,6 +101,13 @@ def test_sixty_four_ranks_whole() -> None:
     run_list(64, Options(), None, seed=64, only=(0, 1, 63, 65, 1021))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_sixty_four_ranks_with_many_elements() -> None:
+    """A sample, since each call's data are made and checked by every rank: some GB where all ranks' parts are gathered."""
+    run_list(64, Options(), 200, seed=65, only=(65539,))
+
+
 def test_the_list_has_every_algorithm() -> None:
     """Whatever is offered for some number of ranks is forced by some call of the list."""
     offered = {
