@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import commrt
 from commrt.communicator import Communicator, Recv, Send
-from commrt.errors import InvalidArgument
+from commrt.errors import Aborted, InvalidArgument
 from commrt.settings import MAX_SECONDS
 from commrt.torch.tensors import DEVICE, Staging, only, reduction
 from commrt.torch.work import Watcher, Work
@@ -35,6 +36,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._comm: Communicator = commrt.init(
             rank, size, store=store, backend=DEVICE, timeout=limit_s, init_timeout=limit_s
         )
+        self._pairs: Communicator | None = None
         self._watcher = Watcher()
         self._name = self._description = ""
 
@@ -187,14 +189,15 @@ class ProcessGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """End everything in flight, on all ranks."""
-        self._comm.abort()
+        for comm in self._communicators():
+            comm.abort()
 
     def shutdown(self) -> None:
         """Leave, once the peers have what was sent to them; see `Communicator.close`."""
-        try:
-            self._comm.close()
-        finally:
-            self._watcher.close()
+        with suppress(Aborted), ExitStack() as leaving:  # from the last to the first, whatever fails
+            leaving.callback(self._watcher.close)
+            for comm in self._communicators():
+                leaving.callback(comm.close)
 
     # --- how -------------------------------------------------------------------------------------------------------
 
@@ -216,7 +219,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _exchange(self, xs: Tensors, outs: Tensors, timeout: float, async_op: bool) -> Any:
         """The r-th of `xs` to rank r, from which comes the r-th of `outs`, of any lengths."""
-        comm = self._pairs
+        comm = self._exchanging()
         if len(xs) != comm.size or len(outs) != comm.size:
             raise InvalidArgument(f"{comm.size} ranks exchange as many tensors, not {len(xs)} and {len(outs)}")
         outs[comm.rank].copy_(xs[comm.rank])
@@ -224,12 +227,14 @@ class ProcessGroup(dist.ProcessGroup):
         work = comm.batch([Send(xs[r], r) for r in peers] + [Recv(outs[r], r) for r in peers], timeout)
         return work if async_op else work.wait()
 
-    @cached_property
-    def _pairs(self) -> Communicator:
+    def _exchanging(self) -> Communicator:
         """Another communicator of the same ranks: what `_exchange` sends must not meet the user's own receives."""
-        pairs = self._comm.split(0)
-        assert pairs is not None  # every rank named the same color
-        return pairs
+        self._pairs = self._pairs or self._comm.split(0)
+        assert self._pairs is not None  # every rank named the same color
+        return self._pairs
+
+    def _communicators(self) -> list[Communicator]:
+        return [self._comm] if self._pairs is None else [self._comm, self._pairs]
 
 
 def _refuse_tag(tag: int) -> None:

@@ -11,11 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from commrt.lifetime import PROCESS
 from commrt.torch.tensors import Staging
 from commrt.work import Work as Part
 
 _NO_LIMIT = timedelta(0)  # torch's own way to say it
 _GLANCE_S = 0.002  # how long the oldest operation may keep the end of the others from being noticed
+
+_CLOSE_S = 10.0  # for the callbacks of futures
 
 
 class Work(dist._Work):
@@ -65,12 +68,16 @@ class Work(dist._Work):
     def get_future(self) -> Any:
         """A `torch.futures.Future` of the tensors with the results."""
         with self._lock:
-            if self._future is None:
-                ended: Any = torch.futures.Future()
-                # Raising behind `then` is what makes a future fail for C++ too; a set_exception crashes DDP.
-                self._future = ended.then(lambda _: self.result())
-                self._watcher.watch(self, ended)
-            return self._future
+            if self._future is not None:
+                return self._future
+            ended: Any = torch.futures.Future()
+            # Raising behind `then` is what makes a future fail for C++ too; a set_exception crashes DDP.
+            self._future = ended.then(lambda _: self.result())
+        if self.is_completed():
+            ended.set_result(None)
+        else:
+            self._watcher.watch(self, ended)
+        return self._future
 
     def glance(self, limit_s: float) -> bool:
         """Whether it has ended, well or not; wait up to `limit_s` seconds for it."""
@@ -90,7 +97,10 @@ class Work(dist._Work):
 
 
 class Watcher:
-    """A thread that completes the futures of a process group's operations. It starts with the first of them."""
+    """A thread that completes the futures of a process group's operations. It starts with the first of them.
+
+    It ends before the process does: a thread that the interpreter ends amid native code takes the process along.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -104,28 +114,35 @@ class Watcher:
             self._watched.append((work, ended))
             self._changed.notify()
             if self._thread is None:
+                PROCESS.add(self)
                 self._thread = threading.Thread(target=self._run, name="commrt-futures", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
-        """Complete what is left, and end. The communicator is closed, so everything has ended."""
+        """Complete the futures of what has ended, and no others from here on."""
+        if PROCESS.remove(self):
+            self.leave(_CLOSE_S)
+
+    def leave(self, timeout_s: float) -> None:
+        """What `close` does, once; see `commrt.lifetime`."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)
+
+    def disown(self) -> None:
+        """In a forked child: the thread is the parent's."""
 
     def _run(self) -> None:
-        while watched := self._next():
-            watched[0][0].glance(_GLANCE_S)
-            for work, ended in watched:
-                if work.is_completed():
-                    with self._changed:
-                        self._watched.remove((work, ended))
-                    ended.set_result(None)
-
-    def _next(self) -> list[tuple[Work, Any]]:
-        """What is watched, once there is anything; nothing at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._watched or self._closed)
-            return list(self._watched)
+        closed = False
+        while not closed:
+            with self._changed:
+                self._changed.wait_for(lambda: self._watched or self._closed)
+                watched, closed = list(self._watched), self._closed
+            if watched and not closed:
+                watched[0][0].glance(_GLANCE_S)
+            for entry in [entry for entry in watched if entry[0].is_completed()]:
+                with self._changed:
+                    self._watched.remove(entry)
+                entry[1].set_result(None)

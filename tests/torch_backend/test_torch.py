@@ -97,6 +97,22 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
         assert float(re.findall(r"after ([\d.]+) s", line)[0]) < 5
 
 
+ABANDONED = """
+import atexit, sys, threading
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
+import torch, torch.distributed as dist
+dist.init_process_group("commrt", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+future = dist.irecv(torch.ones(1), 0).get_future()
+print([thread.name for thread in threading.enumerate()], future.done())
+"""
+
+
+def test_no_thread_outlives_the_interpreter(tmp_path: Path) -> None:
+    done = python("-c", ABANDONED, str(tmp_path / "store"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == ["['MainThread', 'commrt-futures'] False", "['MainThread']"]
+
+
 # --- how torch finds it ---
 
 KNOWN = "print('known' if 'COMMRT' in torch.distributed.Backend._plugins else 'unknown')"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from commrt.errors import CommunicatorBroken, InvalidArgument, OperationTimeout, UnsupportedType
+from commrt.errors import Aborted, CommunicatorBroken, InvalidArgument, OperationTimeout, UnsupportedType
 
 warnings.filterwarnings("ignore", category=FutureWarning)  # old names are tried on purpose
 
@@ -487,6 +488,8 @@ def groups_of_some(gloo: Any, ours: Any) -> None:
     for work in works:
         work.wait()
     assert x.eq(n).all() and y.eq(n).all()
+    dist.destroy_process_group(a)
+    assert works[0].get_future().wait()[0] is x
 
 
 @case
@@ -507,3 +510,19 @@ def a_timeout(gloo: Any, ours: Any) -> None:
         dist.barrier(group=gloo)
         dist.all_reduce(x, group=ours)
     assert x.item() == ours.size()
+
+
+@case
+def another_timeout_and_abort(gloo: Any, ours: Any) -> None:
+    late, given_up = (dist.new_group(backend="commrt", timeout=timedelta(seconds=20)) for _ in range(2))
+    late.set_timeout(timedelta(seconds=0.2))
+    if dist.get_rank() == 0:
+        refused(OperationTimeout, "did not end in time", lambda: dist.irecv(torch.ones(9), 1, late).wait())
+        given_up.abort()
+    else:
+        refused(Aborted, "aborted by rank 0", lambda: dist.barrier(group=given_up))
+    dist.barrier(group=gloo)
+    begun = time.monotonic()
+    for group in (late, given_up):
+        dist.destroy_process_group(group)
+    assert time.monotonic() - begun < 5
