@@ -104,7 +104,7 @@ def test_sixty_four_ranks_whole() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_sixty_four_ranks_with_many_elements() -> None:
-    """A sample, since each call's data are made and checked by every rank: some GB where all ranks' parts are gathered."""
+    """A sample: every rank makes and checks each call's data, some GB where all ranks' parts are gathered."""
     run_list(64, Options(), 200, seed=65, only=(65539,))
 
 
