@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import logging
 import os
+import re
 import struct
 import tempfile
 import threading
@@ -28,6 +29,9 @@ HEADERS = Path(__file__).parent / "algorithms" / "device"
 
 _log = logging.getLogger("commrt.device")
 _LIFELINE, _LIFELINE_NBYTES = struct.Struct("<IIQ"), 4096  # process, descriptor, inode
+_DESCRIPTOR = struct.Struct("<II")  # process, descriptor
+_PIDFD_GETFD = 438  # the same on all architectures
+_TRACE_SCOPE, _NO_TRACING, _CAP_SYS_PTRACE = Path("/proc/sys/kernel/yama/ptrace_scope"), 3, 19
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 
 
@@ -197,6 +201,50 @@ class Lifeline:
 def _succeed(error: int) -> None:
     if error:
         raise TransportError(f"a peer's life can't be watched: {os.strerror(-error)}")
+
+
+def export_descriptor(fd: int) -> bytes:
+    """For `take_descriptor`, in another process of this user and host, for as long as it stays open here."""
+    return _DESCRIPTOR.pack(os.getpid(), fd)
+
+
+def take_descriptor(exported: bytes) -> int:
+    """The same open file, as a descriptor of this process, which the caller closes. Raises TransportError."""
+    if len(exported) != _DESCRIPTOR.size:
+        raise TransportError(f"a peer's descriptor has {len(exported)} bytes, not {_DESCRIPTOR.size}")
+    pid, remote = _DESCRIPTOR.unpack(exported)
+    try:
+        process = os.pidfd_open(pid)
+        try:
+            return _take(process, remote)
+        finally:
+            os.close(process)
+    except OSError as error:
+        raise TransportError(f"descriptor {remote} of process {pid} can't be taken: {error.strerror}") from error
+
+
+def passes_descriptors() -> bool:
+    """Whether this kernel lets processes of one user take each other's descriptors.
+
+    Not where it is too old, filtered as in some containers, or keeps processes from tracing their siblings.
+    """
+    try:
+        with open("/proc/self/status") as status:
+            os.close(take_descriptor(export_descriptor(status.fileno())))
+            granted = re.search(r"^CapEff:\s*(\w+)$", status.read(), re.MULTILINE)
+        scope = int(_TRACE_SCOPE.read_text()) if _TRACE_SCOPE.exists() else 0
+    except (TransportError, OSError):
+        return False
+    may_trace = granted is not None and bool(int(granted[1], 16) >> _CAP_SYS_PTRACE & 1)
+    return scope == 0 or (scope < _NO_TRACING and may_trace)
+
+
+def _take(process: int, remote: int) -> int:
+    """The C library of many systems has no pidfd_getfd. Its descriptors close on exec."""
+    fd = int(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, ctypes.c_uint(remote), 0))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return fd
 
 
 def own_device(count: int, chosen: int | None = None) -> int:

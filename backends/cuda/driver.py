@@ -103,9 +103,7 @@ class Driver:
         self.capability = _capability(cuda, device)
         self.version: int = _succeed(cuda.cuDriverGetVersion(), "cuDriverGetVersion")
         self._context = _succeed(cuda.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
-        self.multiprocessors = _attribute(
-            cuda, cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device
-        )
+        self.multiprocessors = self.attribute("MULTIPROCESSOR_COUNT")
         self._idle: list[Any] = []
         self._left: deque[tuple[str, Any]] = deque()
 
@@ -140,6 +138,11 @@ class Driver:
         if int(error):
             raise OperationError(f"{name} failed on NVIDIA GPU {self.device}: {error.name} ({int(error)})")
         return result
+
+    def attribute(self, name: str) -> int:
+        """CU_DEVICE_ATTRIBUTE_<name> of the device."""
+        kind = getattr(self.cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return _attribute(self.cuda, kind, self.device)
 
     def location(self, device: int | None = None) -> bytes:
         """The device's own identity, the same to all processes."""

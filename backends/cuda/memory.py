@@ -7,10 +7,13 @@ import ctypes
 import secrets
 import struct
 import threading
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from commrt.backend import MemoryKind
 from commrt.backends.cuda.driver import Driver
+from commrt.backends.cuda.handles import Handles
+from commrt.backends.cuda.pieces import Pieces
 from commrt.devices import DeviceMemory
 from commrt.errors import InvalidArgument, OperationError, TransportError
 
@@ -18,11 +21,34 @@ DEVICE = MemoryKind("device", "kernel")
 PINNED = MemoryKind("pinned", "kernel")
 KINDS = (DEVICE, PINNED)
 
-# Drivers cut smaller allocations from pieces of this size, and a handle opens the piece: with other memory in it.
-PIECE, PAGE = 2 << 20, 4096
+PAGE = 4096
 _MOST_NBYTES = 1 << 62
-_HANDLE_NBYTES = 64
-_EXPORT = struct.Struct(f"<16sQQ{_HANDLE_NBYTES}s")  # process, address there, bytes, handle
+_EXPORT = struct.Struct("<16sQQ")  # process, address there, bytes; behind it what the way of sharing exports
+
+
+class Way(Protocol):
+    """A way to make and share device memory, in whole units. What it exports has `export_nbytes` bytes.
+
+    An unexpected error of the driver is an OperationError, one for want of memory a MemoryError.
+    """
+
+    export_nbytes: int
+    unit: int
+
+    def take(self, nbytes: int) -> int:
+        """The address of new memory."""
+
+    def give_back(self, address: int) -> None:
+        """What was taken. Never raises."""
+
+    def export(self, address: int) -> bytes:
+        """For `open`, in another process of this host."""
+
+    def open(self, exported: bytes, nbytes: int) -> int:
+        """The address of a peer's memory. Raises TransportError."""
+
+    def unmap(self, address: int) -> None:
+        """What was opened. Never raises."""
 
 
 class Memories:
@@ -30,13 +56,16 @@ class Memories:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        handles, pieces = Handles(driver), Pieces(driver)
+        self._way: Way = pieces if pieces.serves() else handles
+        self._ways: dict[int, Way] = {way.export_nbytes: way for way in (handles, pieces)}
         self._process = secrets.token_bytes(16)
         self._own: WeakValueDictionary[int, DeviceMemory] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def allocate(self, nbytes: int, kind: MemoryKind) -> DeviceMemory:
-        """Zeroed, in whole pieces or pages. Raises MemoryError."""
-        unit = PAGE if kind == PINNED else PIECE
+        """Zeroed, in whole units or pages. Raises MemoryError."""
+        unit = PAGE if kind == PINNED else self._way.unit
         nbytes = max(1, -(-nbytes // unit)) * unit
         if nbytes >= _MOST_NBYTES:
             raise MemoryError(f"no NVIDIA GPU has {nbytes} bytes of memory")
@@ -52,21 +81,30 @@ class Memories:
             own = self._own.get(memory.address) is memory
         if not own or memory.kind == PINNED:
             raise InvalidArgument("pinned memory, and memory that a peer allocated, can't be exported")
-        handle = self._driver.call("cuIpcGetMemHandle", memory.address)
-        raw = ctypes.string_at(handle.getPtr(), _HANDLE_NBYTES)
-        return _EXPORT.pack(self._process, memory.address, memory.nbytes, raw)
+        header = _EXPORT.pack(self._process, memory.address, memory.nbytes)
+        return header + self._way.export(memory.address)
 
     def open(self, exported: bytes) -> DeviceMemory:
         """A peer's, or this process's own, which the driver refuses to open. Raises TransportError."""
-        if len(exported) != _EXPORT.size:
-            raise TransportError(f"an export of NVIDIA GPU memory has {_EXPORT.size} bytes, not {len(exported)}")
-        process, address, nbytes, handle = _EXPORT.unpack(exported)
-        return self._held(address) if process == self._process else self._map(handle, nbytes)
+        way = self._ways.get(len(exported) - _EXPORT.size)
+        if way is None:
+            raise TransportError(f"an export of NVIDIA GPU memory does not have {len(exported)} bytes")
+        process, address, nbytes = _EXPORT.unpack_from(exported)
+        if process == self._process:
+            return self._held(address)
+        if nbytes >= _MOST_NBYTES:
+            raise TransportError(f"no NVIDIA GPU has {nbytes} bytes of memory")
+        opened = way.open(exported[_EXPORT.size :], nbytes)
+        return DeviceMemory(opened, nbytes, DEVICE, lambda: way.unmap(opened))
 
     def _take(self, nbytes: int) -> int:
-        address = int(self._driver.call("cuMemAlloc", nbytes))
-        with self._driver.finished() as stream:
-            self._driver.call("cuMemsetD8Async", address, 0, nbytes, stream)
+        address = self._way.take(nbytes)
+        try:
+            with self._driver.finished() as stream:
+                self._driver.call("cuMemsetD8Async", address, 0, nbytes, stream)
+        except OperationError:
+            self._way.give_back(address)
+            raise
         return address
 
     def _take_pinned(self, nbytes: int) -> int:
@@ -79,8 +117,11 @@ class Memories:
     def _give_back(self, address: int, kind: MemoryKind) -> None:
         with self._lock:
             self._own.pop(address, None)
+        if kind != PINNED:
+            self._way.give_back(address)
+            return
         with contextlib.suppress(OperationError):  # of a device that has failed
-            self._driver.call("cuMemFreeHost" if kind == PINNED else "cuMemFree", address)
+            self._driver.call("cuMemFreeHost", address)
 
     def _held(self, address: int) -> DeviceMemory:
         with self._lock:
@@ -88,22 +129,3 @@ class Memories:
         if memory is None:
             raise TransportError("memory of this process that it no longer holds was to be opened")
         return memory.retain()
-
-    def _map(self, handle: bytes, nbytes: int) -> DeviceMemory:
-        cuda = self._driver.cuda
-        native = cuda.CUipcMemHandle()
-        ctypes.memmove(native.getPtr(), handle, _HANDLE_NBYTES)
-        flags = cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
-        try:
-            address = int(self._driver.call("cuIpcOpenMemHandle", native, flags))
-        except OperationError as error:
-            raise TransportError(f"a peer's memory can't be opened: {error}") from error
-        _, there = self._driver.call("cuMemGetAddressRange", address)
-        if nbytes > there:
-            self._unmap(address)
-            raise TransportError(f"a peer exported {nbytes} bytes of memory that has {there}")
-        return DeviceMemory(address, nbytes, DEVICE, lambda: self._unmap(address))
-
-    def _unmap(self, address: int) -> None:
-        with contextlib.suppress(OperationError):  # of a device that has failed
-            self._driver.call("cuIpcCloseMemHandle", address)

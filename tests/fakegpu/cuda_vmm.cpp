@@ -44,10 +44,10 @@ void* reserve(void* at, size_t nbytes, int flags) {
   return mmap(at, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
 }
 
-bool is_multicast(int fd) {
+bool is_named(int fd, const char* name) {
   char link[64] = {}, path[64];
   snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-  return readlink(path, link, sizeof link - 1) > 0 && strstr(link, "fakegpu-multicast");
+  return readlink(path, link, sizeof link - 1) > 0 && strstr(link, name);
 }
 
 }  // namespace
@@ -110,10 +110,12 @@ CUresult cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle ha
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* given, CUmemAllocationHandleType type) {
   FAKE_CALL;
+  bool multicast = is_named((int)(intptr_t)given, "fakegpu-multicast");
+  bool ours = multicast || is_named((int)(intptr_t)given, "fakegpu-memory");
+  if (type != FILE_DESCRIPTOR || !ours) return CUDA_ERROR_INVALID_VALUE;
   int fd = fcntl((int)(intptr_t)given, F_DUPFD_CLOEXEC, 0);
   struct stat file;
-  if (type != FILE_DESCRIPTOR || fd < 0 || fstat(fd, &file)) return CUDA_ERROR_INVALID_VALUE;
-  bool multicast = is_multicast(fd);
+  if (fd < 0 || fstat(fd, &file)) return CUDA_ERROR_OUT_OF_MEMORY;
   size_t nbytes = multicast ? team_nbytes(fd) : file.st_size;
   int unknown = -1;  // no property of an import says whose it is
   *handle = (uint64_t)physicals().add(std::shared_ptr<Physical>(new Physical{fd, nbytes, unknown, multicast, true}));

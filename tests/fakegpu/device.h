@@ -17,6 +17,8 @@
 //   FAKEGPU_MULTIPROCESSORS=8      of each device
 //   FAKEGPU_THREADS=2048           that a multiprocessor holds
 //   FAKEGPU_MEMORY=1073741824      bytes of each device, for each process
+//   FAKEGPU_VMM=1                  CUDA: memory is made and mapped piece by piece
+//   FAKEGPU_MULTICAST=1            CUDA: multicast objects are supported
 //   FAKEGPU_KERNELS=FOLDER         *.so, made by `kernels()` of the Python package; a kernel is found by its name
 //   FAKEGPU_FAIL=NAME:CODE[@N],... call NAME answers CODE: the Nth time, or always. NAME "kernel": a grid, while it runs
 //   FAKEGPU_LOG=FILE               one line a call: process and name

@@ -36,6 +36,7 @@ REFUSED = {
     "graphs": ["0", "7", "8", "9", "SUCCESS", "INVALID_VALUE"],
 }  # fmt: skip
 FAILED = "OperationError: {} failed on NVIDIA GPU 0: {}"
+EXPORT = "cuMemExportToShareableHandle"
 TIMED_OUT = 12  # of channel.h
 BUILD = "from commrt.backends.cuda.compile import cubin; import sys; sys.stdout.buffer.write(cubin({!r}, {}))"
 
@@ -71,9 +72,13 @@ def test_two_grids_that_wait_for_each_other_must_be_resident(
 @pytest.mark.parametrize(
     ("fail", "error"),
     [
-        ("cuMemAlloc:2", "MemoryError: cuMemAlloc: no memory left on NVIDIA GPU 0"),
-        ("cuMemAlloc:1@2", FAILED.format("cuMemAlloc", "CUDA_ERROR_INVALID_VALUE (1)")),
-        ("cuIpcGetMemHandle:801", FAILED.format("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED (801)")),
+        ("cuMemCreate:2", "MemoryError: cuMemCreate: no memory left on NVIDIA GPU 0"),
+        ("cuMemMap:1@2", FAILED.format("cuMemMap", "CUDA_ERROR_INVALID_VALUE (1)")),
+        ("cuMemSetAccess:1", FAILED.format("cuMemSetAccess", "CUDA_ERROR_INVALID_VALUE (1)")),
+        (
+            "cuMemExportToShareableHandle:801",
+            FAILED.format("cuMemExportToShareableHandle", "CUDA_ERROR_NOT_SUPPORTED (801)"),
+        ),
         ("cuMemHostRegister:712", "TransportError: 4096 bytes of host memory can't be pinned"),
         ("cuModuleLoadData:200", FAILED.format("cuModuleLoadData", "CUDA_ERROR_INVALID_IMAGE (200)")),
         ("cuLaunchKernel:701", FAILED.format("cuLaunchKernel", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES (701)")),
@@ -88,17 +93,34 @@ def test_errors_of_the_driver_name_call_and_device(
     assert said["error"].startswith(error)
 
 
-def test_what_use_all_does_works(fake_cuda: Fake, exchange_kernels: Path) -> None:
-    """The control of the test above."""
-    assert fake_cuda.run(PROGRAMS / "use_all.py", kernels=exchange_kernels)["error"] == ""
+@pytest.mark.parametrize(
+    ("fail", "error"),
+    [
+        ("cuMemAlloc:2", "MemoryError: cuMemAlloc: no memory left on NVIDIA GPU 0"),
+        ("cuMemAlloc:1@2", FAILED.format("cuMemAlloc", "CUDA_ERROR_INVALID_VALUE (1)")),
+        ("cuIpcGetMemHandle:801", FAILED.format("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED (801)")),
+    ],
+)
+def test_errors_of_memory_that_is_not_made_of_pieces(
+    fake_cuda: Fake, exchange_kernels: Path, fail: str, error: str
+) -> None:
+    said = fake_cuda.run(PROGRAMS / "use_all.py", kernels=exchange_kernels, fail=fail, devices=1, vmm=0)
+    assert said["error"].startswith(error)
 
 
-def test_calls_are_logged(fake_cuda: Fake, tmp_path: Path) -> None:
+@pytest.mark.parametrize("vmm", [0, 1])
+def test_what_use_all_does_works(fake_cuda: Fake, exchange_kernels: Path, vmm: int) -> None:
+    """The control of the tests above."""
+    assert fake_cuda.run(PROGRAMS / "use_all.py", kernels=exchange_kernels, vmm=vmm)["error"] == ""
+
+
+@pytest.mark.parametrize(("vmm", "pair"), [(0, ("cuMemAlloc", "cuMemFree")), (1, ("cuMemMap", "cuMemUnmap"))])
+def test_calls_are_logged(fake_cuda: Fake, tmp_path: Path, vmm: int, pair: tuple[str, str]) -> None:
     log = tmp_path / "calls"
     ask = "from commrt.backends.cuda import plugin; plugin.allocate(1).close(); print(1)"
-    fake_cuda.run("-c", ask, log=log)
+    fake_cuda.run("-c", ask, log=log, vmm=vmm)
     calls = [line.split()[1] for line in log.read_text().splitlines()]
-    assert calls.count("cuMemAlloc") == calls.count("cuMemFree") == 1
+    assert calls.count(pair[0]) == calls.count(pair[1]) == 1
     assert json.dumps(calls).count("cuInit") == 1
 
 

@@ -14,9 +14,10 @@ from . import kernels
 from .conftest import PROGRAMS, RESIDENT, Fake
 
 
-@pytest.fixture(scope="module")
-def backend_outcomes(fake_cuda: Fake) -> Any:
-    return fake_cuda.run(PROGRAMS / "suite.py", "backend", "cuda", "cuda", kernels=kernels(KERNEL, "count"))
+@pytest.fixture(scope="module", params=[1, 0], ids=["pieces", "whole"])
+def backend_outcomes(request: Any, fake_cuda: Fake) -> Any:
+    command = (PROGRAMS / "suite.py", "backend", "cuda", "cuda")
+    return fake_cuda.run(*command, kernels=kernels(KERNEL, "count"), vmm=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +43,13 @@ def test_transport(check: str, transport_outcomes: Any) -> None:
     see(transport_outcomes[check])
 
 
-def test_two_processes_reach_into_each_others_memory(fake_cuda: Fake, exchange_kernels: Path, tmp_path: Path) -> None:
-    """IPC handles, and a kernel that puts, signals and waits through them: the channels of algorithms/device."""
+@pytest.mark.parametrize("vmm", [1, 0])
+def test_two_processes_reach_into_each_others_memory(
+    fake_cuda: Fake, exchange_kernels: Path, tmp_path: Path, vmm: int
+) -> None:
+    """A kernel that puts, signals and waits there: the channels of algorithms/device."""
     command = (PROGRAMS / "exchange.py", tmp_path, "RANK", 4, 20, "cuda_ipc", "cuda")
-    for output in fake_cuda.ranks(2, *command, kernels=exchange_kernels):
+    for output in fake_cuda.ranks(2, *command, kernels=exchange_kernels, vmm=vmm):
         assert "fake GPU" in output.pop("devices")
         assert output == {"wrong": 0, "failed": 0, "reach": True, "more": 2 << 20}
 
