@@ -29,7 +29,7 @@ HEADERS = Path(__file__).parent / "algorithms" / "device"
 
 _log = logging.getLogger("commrt.device")
 _LIFELINE, _LIFELINE_NBYTES = struct.Struct("<IIQ"), 4096  # process, descriptor, inode
-_DESCRIPTOR = struct.Struct("<II")  # process, descriptor
+_DESCRIPTOR = struct.Struct("<ii")  # process, descriptor
 _PIDFD_GETFD = 438  # the same on all architectures
 _TRACE_SCOPE, _NO_TRACING, _CAP_SYS_PTRACE = Path("/proc/sys/kernel/yama/ptrace_scope"), 3, 19
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
@@ -241,7 +241,7 @@ def passes_descriptors() -> bool:
 
 def _take(process: int, remote: int) -> int:
     """The C library of many systems has no pidfd_getfd. Its descriptors close on exec."""
-    fd = int(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, ctypes.c_uint(remote), 0))
+    fd = int(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, remote, 0))
     if fd < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return fd

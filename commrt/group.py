@@ -19,7 +19,7 @@ import msgspec
 
 from commrt import __version__
 from commrt.backend import Backend, DeviceBackend, Memory
-from commrt.errors import BootstrapError, CommrtError, ConfigError
+from commrt.errors import BootstrapError, CommrtError, ConfigError, Unavailable
 from commrt.joining import Joined, join_all
 from commrt.kernel_lane import DeviceSide
 from commrt.kinds import Allocator
@@ -29,7 +29,7 @@ from commrt.plugins import Registry
 from commrt.provider import Joining
 from commrt.selection import NATIVE, Table, load_table, read_table
 from commrt.settings import Settings
-from commrt.transport import Connection, Context, Endpoint, Exchange, MemoryTransport, TellingConnection
+from commrt.transport import Connection, Context, Endpoint, Exchange, MemoryTransport, SwitchEndpoint, TellingConnection
 
 _log = logging.getLogger("commrt.init")
 _PAIR_SCRATCH, PAIR_PACKETS = 64 << 10, 8 << 10  # half a mailbox of an ordered pair
@@ -80,7 +80,7 @@ class _Joints:
     @classmethod
     def decide(cls, linker: Linker, reaches: Sequence[Mapping[str, Row]], forced: str | None) -> _Joints:
         """From what every rank reaches."""
-        return cls(linker.hosts(reaches), linker.devices(reaches, forced), linker.groups(reaches))
+        return cls(linker.hosts(reaches), linker.devices(reaches, forced), linker.groups(reaches, forced))
 
     @property
     def names(self) -> set[str]:
@@ -210,6 +210,9 @@ class Setup:
         )
         offers = self._round(_Offers, lambda: self._connect(group, linker, joints, hellos, addresses, keys, memory))
         group.capabilities = frozenset.intersection(*(frozenset(offer.capabilities) for offer in offers))
+        group.capabilities |= self._join(group, joints.groups)
+        links, capabilities = group.links | group.near, sorted(group.capabilities)
+        _log.info("rank %d of %d: links %s, capabilities %s", self.rank, self.size, links, capabilities)
         local = len({hello.boot for hello in hellos}) == 1
         joining = Joining(self.rank, self.size, self.exchange, self.settings.backend, local, settings.init_timeout_s)
         group.joined = join_all(hellos[0].providers, self.registry, joining)
@@ -328,12 +331,25 @@ class Setup:
             peer: group.endpoints[name].connect(peer, addresses[peer][name], keys[peer].keys[name])
             for peer, name in joints.near.items()
         }
-        for name in joints.groups:
-            capabilities |= group.endpoints[name].group(range(self.size), self.exchange)
         if self.settings.backend != HOST:
             group.device, group.near = self._side(group, linker.device(), opened, memory), joints.near
-        _log.info("rank %d of %d: links %s, capabilities %s", self.rank, self.size, group.links, sorted(capabilities))
         return _Offers(tuple(sorted(capabilities)))
+
+    def _join(self, group: Group, names: Sequence[str]) -> frozenset[str]:
+        """What is added by those that join all ranks at once. By now each rank knows that all others got here."""
+        added: set[str] = set()
+        for name in names:
+            endpoint = group.endpoints[name]
+            try:
+                added |= endpoint.group(range(self.size), self.exchange)
+            except Unavailable as error:
+                if name == group.settings.transport:
+                    raise
+                _log.warning("transport %s is left out: %s", name, error)
+                continue
+            if group.device is not None and isinstance(endpoint, SwitchEndpoint):
+                group.device.switch(endpoint.multicast)
+        return frozenset(added)
 
     def _side(
         self, group: Group, device: DeviceBackend, opened: Mapping[int, Connection], memory: Sequence[Memory]

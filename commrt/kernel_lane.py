@@ -53,6 +53,10 @@ class DeviceSide:
         self._memory.append(memory)
         return memory
 
+    def switch(self, multicast: int) -> None:
+        """Where a switch reaches the same memory as this rank's, on all ranks at once; 0: nowhere."""
+        lib.cr_device_switch(self.native, multicast)
+
     def close(self) -> None:
         """Give everything back, once nothing runs any more. Idempotent."""
         while self._pinned:

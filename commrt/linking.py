@@ -92,14 +92,32 @@ class Linker:
             )
         return near
 
-    def groups(self, reaches: Sequence[Mapping[str, Row]]) -> list[str]:
-        """The transports that have something for all ranks at once, and through which all reach each other."""
-        names = [name for name in reaches[self.rank] if self._transport(name).groups]
-        return [name for name in names if all(self._whole(name, reaches, rank) for rank in range(self.size))]
+    def groups(self, reaches: Sequence[Mapping[str, Row]], forced: str | None) -> list[str]:
+        """The transports that have something for all ranks at once, and through which all reach each other.
 
-    def _whole(self, name: str, reaches: Sequence[Mapping[str, Row]], rank: int) -> bool:
-        row = reaches[rank].get(name, [])
+        Raises Unavailable if one that joins nothing else is forced, and is not among them.
+        """
+        names = [name for name in reaches[self.rank] if self._transport(name).groups and self._whole(name, reaches)]
+        if forced is not None and forced not in names and self._transport(forced).probe().joins == "groups":
+            raise Unavailable(
+                f"transport {forced!r} can't serve: not all ranks have it and links between their devices",
+                rank=self.rank,
+            )
+        return names
+
+    def _whole(self, name: str, reaches: Sequence[Mapping[str, Row]]) -> bool:
+        """Whether all reach each other; devices by links of pairs too, to which the group adds."""
+        reached = all(self._reaches_all(reach.get(name, []), rank) for rank, reach in enumerate(reaches))
+        return reached and (HOST in self._transport(name).backends or self._all_near(reaches))
+
+    def _reaches_all(self, row: Row, rank: int) -> bool:
         return len(row) == self.size and all(row[peer] for peer in range(self.size) if peer != rank)
+
+    def _all_near(self, reaches: Sequence[Mapping[str, Row]]) -> bool:
+        pairs = [name for name in self._pairs(reaches) if HOST not in self._transport(name).backends]
+        names = [name for name in pairs if all(name in reach for reach in reaches)]
+        linkers = [replace(self, rank=rank) for rank in range(self.size)]
+        return self.size > 1 and all(one._best(reaches, names, peer) for one in linkers for peer in one._peers())
 
     def _transport(self, name: str) -> Transport:
         found: Transport = self.registry.require("transports", name)
@@ -112,13 +130,18 @@ class Linker:
         """Whether to open it. One that is forced takes the place of those that join the same memory."""
         if not {HOST, self.backend} & set(transport.backends):
             return False
-        rivals = forced is not None and set(transport.backends) & set(self._transport(forced).backends)
+        rivals = forced is not None and self._displaced(forced) & set(transport.backends)
         if rivals and not transport.groups:
             return transport.name == forced  # without a look at it: what is wrong with others must not matter
         probe = transport.probe()
         if rivals and probe.joins != "groups":
             return transport.name == forced
         return bool(probe.devices) and probe.joins in ("processes", "groups")
+
+    def _displaced(self, forced: str) -> set[str]:
+        """Whose memory it joins in the place of other transports: one that joins groups adds to those of pairs."""
+        transport = self._transport(forced)
+        return set() if transport.probe().joins == "groups" else set(transport.backends)
 
     def _pairs(self, reaches: Sequence[Mapping[str, Row]]) -> list[str]:
         return [name for name in reaches[self.rank] if self._transport(name).probe().joins != "groups"]

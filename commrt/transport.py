@@ -131,7 +131,11 @@ class Endpoint(Protocol):
         """Join. `key` is of the peer's segment. Raises TransportError."""
 
     def group(self, members: Sequence[int], exchange: Exchange) -> frozenset[str]:
-        """Join all members at once. Collective; answers what the group adds, such as {"switch"}, the same on all."""
+        """Join all members at once. Collective; answers what the group adds, such as {"switch"}, the same on all.
+
+        A device's link adds to links of pairs between all members. Raises Unavailable, on all members alike, where one
+        of them can't: they do without, unless this transport is forced. Nothing is left of what was done until then.
+        """
         return frozenset()
 
     def close(self) -> None:

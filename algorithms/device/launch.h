@@ -91,6 +91,7 @@ struct Lane {            // an ordered sequence of launches, and its memory
   u32 flag;              // of the same window
   u32 rank, ranks;
   char *scratch, *packets, *host;       // first halves; the last: scratch in host memory, on a CPU the same
+  char* multicast;                      // all ranks' scratch at once, through a switch; null where there is none
   u64 scratch_half, packets_half;       // bytes
   Control* control;
   Peer* peers;                          // [ranks]; peers[rank] is this rank itself

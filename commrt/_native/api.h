@@ -154,6 +154,8 @@ unsigned long long cr_device_bytes(cr_comm*);
 unsigned long long cr_device_launch_bytes(void);
 void cr_device_open(cr_comm*, void* memory, unsigned long long segment, unsigned long long device);
 void cr_device_join(cr_comm*, unsigned int peer, unsigned long long segment, unsigned long long device);
+// Where a switch reaches all ranks' device memory at once; 0: nowhere.
+void cr_device_switch(cr_comm*, unsigned long long multicast);
 // Fills in a launch, cr_device_launch_bytes of memory as above, for a kernel on so many blocks; *done becomes 1 once it has
 // ended well. Programs must be in such memory too.
 int cr_device_prepare(cr_comm*, const cr_call*, void* launch, unsigned long long* done, unsigned int* blocks);

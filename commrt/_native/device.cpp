@@ -98,6 +98,10 @@ void cr_device_open(cr_comm* comm, void* memory, unsigned long long segment, uns
   s.lane.scratch = (char*)(base + at.scratch), s.lane.packets = (char*)(base + at.packets);
 }
 
+void cr_device_switch(cr_comm* comm, unsigned long long multicast) {
+  shared(*comm).lane.multicast = multicast ? (char*)(multicast + comm->layout.scratch) : nullptr;
+}
+
 void cr_device_join(cr_comm* comm, unsigned peer, unsigned long long segment, unsigned long long device) {
   Shared& s = shared(*comm);
   const Layout& at = comm->layout;

@@ -55,9 +55,8 @@ namespace {
 
 struct Fault { int code; long nth; };  // nth 0: always
 
-std::map<std::string, Fault> parse_faults() {
+std::map<std::string, Fault> parse_faults(const char* text) {
   std::map<std::string, Fault> faults;
-  const char* text = getenv("FAKEGPU_FAIL");
   std::string rest = text ? text : "";
   while (!rest.empty()) {
     size_t comma = rest.find(',');
@@ -82,16 +81,32 @@ void log_call(const char* call) {
 
 }  // namespace
 
+namespace {
+
+struct Faults {
+  std::mutex mutex;
+  std::map<std::string, Fault> planned = parse_faults(getenv("FAKEGPU_FAIL"));
+  std::map<std::string, long> counts;
+};
+
+}  // namespace
+
 int injected(const char* call) {
-  static const std::map<std::string, Fault>& faults = *new std::map<std::string, Fault>(parse_faults());
   log_call(call);
-  auto found = faults.find(call);
-  if (found == faults.end()) return 0;
-  static std::mutex mutex;
-  Guard guard(mutex);
-  static std::map<std::string, long>& counts = *new std::map<std::string, long>;
-  long count = ++counts[call];
+  Faults& faults = forever<Faults>();
+  Guard guard(faults.mutex);
+  auto found = faults.planned.find(call);
+  if (found == faults.planned.end()) return 0;
+  long count = ++faults.counts[call];
   return !found->second.nth || found->second.nth == count ? found->second.code : 0;
+}
+
+// From now on, in the place of what the environment says; calls are counted anew. For ctypes.
+extern "C" void fakegpu_fail(const char* text) {
+  Faults& faults = forever<Faults>();
+  Guard guard(faults.mutex);
+  faults.planned = parse_faults(text);
+  faults.counts.clear();
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@
 //   FAKEGPU_VMM=1                  CUDA: memory is made and mapped piece by piece
 //   FAKEGPU_MULTICAST=1            CUDA: multicast objects are supported
 //   FAKEGPU_KERNELS=FOLDER         *.so, made by `kernels()` of the Python package; a kernel is found by its name
-//   FAKEGPU_FAIL=NAME:CODE[@N],... call NAME answers CODE: the Nth time, or always. NAME "kernel": a grid, while it runs
+//   FAKEGPU_FAIL=NAME:CODE[@N],... call NAME answers CODE: the Nth time, or always. NAME "kernel": a grid, while it runs.
+//                                  fakegpu_fail(text) of the library says something else from then on
 //   FAKEGPU_LOG=FILE               one line a call: process and name
 #pragma once
 #include <condition_variable>

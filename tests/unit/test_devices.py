@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from commrt.backend import MemoryKind
-from commrt.devices import DeviceMemory, HostFunctions, KernelCache, Lifeline, own_device, pointers, wait_until
+from commrt.devices import (
+    DeviceMemory,
+    HostFunctions,
+    KernelCache,
+    Lifeline,
+    own_device,
+    passes_descriptors,
+    pointers,
+    take_descriptor,
+    wait_until,
+)
 from commrt.errors import ConfigError, InvalidArgument, TransportError
 from commrt.native import lib
 
@@ -123,3 +133,28 @@ def test_lifeline_ends_with_its_process() -> None:
     for exported in (b"", line.exported, bytes(16), os.urandom(17)):
         with pytest.raises(TransportError):
             Lifeline.open(exported)
+
+
+def test_descriptors_pass_between_processes(tmp_path: Path) -> None:
+    """The same open file, which goes on where the other process is in it; nothing else is taken for one."""
+    if not passes_descriptors():
+        pytest.skip("this kernel keeps processes from each other's descriptors")
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    ask = (
+        "import sys; from commrt.devices import export_descriptor; file = open(sys.argv[1]); file.seek(3);"
+        "print(export_descriptor(file.fileno()).hex(), flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", ask, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None and owner.stdin is not None
+        exported = bytes.fromhex(owner.stdout.readline())
+        fd = take_descriptor(exported)
+        assert os.read(fd, 100) == b"tent" and not os.get_inheritable(fd)
+        os.close(fd)
+        with pytest.raises(TransportError, match="can't be taken"):
+            take_descriptor(exported[:4] + (9999).to_bytes(4, "little"))
+        owner.stdin.close()
+    for nothing in (exported, bytes(len(exported)), exported[:-1], b"\xff" * len(exported)):
+        with pytest.raises(TransportError):
+            take_descriptor(nothing)

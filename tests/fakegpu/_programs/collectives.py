@@ -30,13 +30,13 @@ def place(comm: Any, host: Any) -> Any:
         return host.copy()
     memory = comm.backend.allocate(max(host.nbytes, 1))
     comm.backend.copy(memory.address, host.ctypes.data, host.nbytes)
-    return on_device(comm.backend, memory, host.size, "float32")
+    return on_device(comm.backend, memory, host.size, host.dtype.name)
 
 
 def fetch(comm: Any, array: Any) -> Any:
     if not isinstance(comm.backend, DeviceBackend):
         return array
-    host = np.empty(array.count, np.float32)
+    host = np.empty(array.count, array.dtype.name)
     comm.backend.copy(host.ctypes.data, array.address, host.nbytes)
     return host
 
@@ -56,4 +56,5 @@ def main() -> None:
     Path(f"{sys.argv[1]}.{comm.rank}").write_text(json.dumps(report))
 
 
-main()
+if __name__ == "__main__":
+    main()
