@@ -20,7 +20,8 @@ class Pieces:
         self._driver = driver
         self._kind = driver.cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._held: dict[int, contextlib.ExitStack] = {}  # by address: how to give it back
-        self._made: dict[int, Any] = {}  # by address: the driver's handle, for an export
+        self._made: dict[int, Any] = {}  # by address: the driver's handle
+        self._exported: dict[int, bytes] = {}
         self.unit = self._granularity() if self.serves() else 1
 
     def serves(self) -> bool:
@@ -38,15 +39,18 @@ class Pieces:
     def give_back(self, address: int) -> None:
         """Waits for all kernels of the device: to unmap does not."""
         self._made.pop(address, None)
+        self._exported.pop(address, None)
         self._driver.attempt("cuCtxSynchronize")
         self._held.pop(address).close()
 
     def export(self, address: int) -> bytes:
         """A descriptor, which lives as long as the memory."""
-        fd = int(self._driver.call("cuMemExportToShareableHandle", self._made[address], self._kind, 0))
-        os.set_inheritable(fd, False)
-        self._held[address].callback(os.close, fd)
-        return export_descriptor(fd)
+        if address not in self._exported:
+            fd = int(self._driver.call("cuMemExportToShareableHandle", self._made[address], self._kind, 0))
+            os.set_inheritable(fd, False)
+            self._held[address].callback(os.close, fd)
+            self._exported[address] = export_descriptor(fd)
+        return self._exported[address]
 
     def open(self, exported: bytes, nbytes: int) -> int:
         """The driver refuses to map more than there is. Raises TransportError."""

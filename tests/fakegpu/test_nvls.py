@@ -6,13 +6,19 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from commrt.testing.world import World
+
 from .conftest import PROGRAMS, Fake
 from .test_collectives import launched
+
+sys.path.insert(0, str(PROGRAMS))
+from nvls import digest, sums
 
 RANKS = 4
 MAPPED = 2 + RANKS - 1  # which mapping of a rank is that of the object: behind its own memory's, and the peers'
@@ -49,18 +55,30 @@ def on_hosts(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
+def on_loopback() -> Any:
+    """What its emulated switch gives, to every rank, and by which plan."""
+    with World(RANKS) as world:
+        found = world.run(lambda comm: (sums(comm, "switch"), digest(comm)))
+    assert all(one == found[0] for one in found)
+    return found[0]
+
+
+@pytest.fixture(scope="module")
 def reports(fake_cuda: Fake, plan_kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     env = fake_cuda.env(plan_kernels, devices=RANKS)
     return dict(zip(CASES, run(env, tmp_path_factory.mktemp("nvls") / "out", "cuda", CASES), strict=True))
 
 
 @pytest.mark.parametrize("forced", [None, "nvls"])
-def test_a_switch_gives_the_bits_of_shared_memory(reports: Any, on_hosts: Any, forced: str | None) -> None:
+def test_the_plan_of_the_emulated_switch_gives_the_same_bits(
+    reports: Any, on_hosts: Any, on_loopback: Any, forced: str | None
+) -> None:
     for report in reports[-1, "", forced]:
         assert not report["said"] and not report["left"]
         outcome = report["outcome"]
         assert "switch" in outcome["offered"] and outcome["links"] == ["cuda_ipc"]
         assert outcome["switch"] == outcome["chosen"] == on_hosts
+        assert [outcome["switch"], outcome["digest"]] == list(on_loopback)
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step[1])

@@ -21,6 +21,7 @@ from collectives import fetch, place
 import commrt
 from commrt.arrays import Buffer
 from commrt.errors import CommrtError
+from commrt.plugins import default_registry
 
 COUNTS = (1, 70001)
 DTYPES = ("float32", "int32")
@@ -46,6 +47,12 @@ def sums(comm: Any, algorithm: str | None) -> Any:
     return results
 
 
+def digest(comm: Any) -> str:
+    """Of the switch's plan."""
+    plan = default_registry().require("algorithms", "all_reduce/switch").plan(comm.size)
+    return str(plan.digest)
+
+
 def tried(work: Callable[[], Any]) -> Any:
     try:
         return work()
@@ -67,6 +74,7 @@ def job(backend: str, transport: str | None) -> Any:
             "links": sorted(set(comm.links.values())),
             "chosen": tried(lambda: sums(comm, None)),
             "switch": tried(lambda: sums(comm, "switch")),
+            "digest": digest(comm),
         }
 
 
