@@ -10,7 +10,7 @@ using namespace commrt;
 
 namespace {
 
-constexpr i64 PUBLISH_NS = 300000000;
+constexpr i64 PUBLISH_NS = 300000000, SCAN_NS = 20000000;
 
 }  // namespace
 
@@ -206,6 +206,7 @@ bool cr_comm::complaint(cr_failure& f) const {
 
 // Who lives, and who has shown something since: a rank that waits, but is stopped, shows nothing.
 void cr_comm::scan(i64 now) {
+  if (now - scanned_ns <= SCAN_NS) return;
   scanned_ns = now;
   Control& own = *collectives.lane.control;
   store_relaxed(&own.beat, own.beat + 1);

@@ -137,7 +137,7 @@ struct cr_comm {
   bool push_controls();
   bool flush_ports();  // true: what they had taken has left
   const commrt::Verdict* verdict(u32 rank) const;
-  void scan(i64 now);
+  void scan(i64 now);                       // of the peers; often asked, seldom done
   void adopt(u32 rank, cr_failure&) const;  // what broke that rank
   bool complaint(cr_failure&) const;        // a peer found that ranks disagree
   void publish(const cr_failure&);

@@ -7,7 +7,7 @@ using namespace commrt;
 
 namespace {
 
-constexpr i64 SCAN_NS = 20000000, VERDICT_NS = 300000000;
+constexpr i64 VERDICT_NS = 300000000;
 
 // What lies in memory that host and kernels share.
 struct Shared {
@@ -67,7 +67,7 @@ int cr_engine::watch(cr_comm& comm) {
   if (load_acquire(&c.completed) >= sequence && !load_acquire(&comm.device->failure)) return CR_OK;
   seize();
   i64 now = now_ns();
-  if (now - comm.scanned_ns > SCAN_NS) comm.scan(now);
+  comm.scan(now);
   cr_launch w{};
   describe(comm, sequence, w);
   cr_failure f{};
