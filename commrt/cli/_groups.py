@@ -14,7 +14,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     The fields are annotated as typer's parameters are. Their names must differ between all groups and parameters.
     """
-    hints = get_type_hints(command, include_extras=True)
+    # Not get_type_hints, which before Python 3.11 makes an Optional of what defaults to None.
+    whole = inspect.signature(command, eval_str=True).parameters
+    hints = {name: parameter.annotation for name, parameter in whole.items()}
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
 
     @functools.wraps(command)
@@ -24,11 +26,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         command(**given)
 
     parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
+    for name, parameter in whole.items():
         if name in groups:
             parameters += _of_group(groups[name])
         else:
-            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     setattr(spread, "__signature__", inspect.Signature(parameters))  # noqa: B010 - which mypy knows nothing of
     spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return spread
