@@ -76,6 +76,8 @@ class Plugin:
         loaded = functools.reduce(getattr, (attribute or "plugin").split("."), module)
         if loaded is None:
             raise Unavailable(f"{self.reference} is None")
+        if self.kind != "algorithms" and getattr(loaded, "name", self.name) != self.name:
+            raise Unavailable(f"it calls itself {loaded.name!r}: the entry point must have the same name")
         return loaded
 
 

@@ -1,8 +1,9 @@
 """The transport contract: a kind of link.
 
-A transport is one module under `commrt/transports/` (or an entry point in `commrt.transports`) exporting `plugin`, an
-object that satisfies `Transport`. Joining two ranks: each opens an endpoint and publishes its address; each asks
-whether it can reach the other's; each registers its segment and publishes the key; each connects.
+A transport is one module exporting `plugin`, an object that satisfies `Transport`: a folder of `transports/` here, or
+what an outside package's entry point in `commrt.transports` names. Joining two ranks: each opens an endpoint and
+publishes its address; each asks whether it can reach the other's; each registers its segment and publishes the key;
+each connects.
 
 Classes may derive from these protocols, for what they have of defaults, or just look like them.
 

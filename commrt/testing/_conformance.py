@@ -20,15 +20,18 @@ class ConformanceError(AssertionError):
 class Suite:
     """Checks of one plugin: the methods whose names begin with `check_`. Needs no test framework.
 
-    A check returns None, or why it does not apply; it raises where the contract is broken.
+    A check returns None, or why it does not apply; it raises where the contract is broken. `whole`: those by whole
+    jobs, which take long to fail where something simpler is wrong.
     """
 
     subject = ""
+    whole: frozenset[str] = frozenset()
 
     @classmethod
     def checks(cls) -> list[str]:
         """The names of all checks, in the order in which they are best run."""
-        return [name.removeprefix("check_") for name in dir(cls) if name.startswith("check_")]
+        names = [name.removeprefix("check_") for name in dir(cls) if name.startswith("check_")]
+        return sorted(names, key=lambda name: name in cls.whole)
 
     def run(self, check: str) -> str | None:
         """Run one. None if it passed, else why it does not apply. Raises ConformanceError."""
@@ -39,10 +42,15 @@ class Suite:
         return reason
 
     def run_all(self) -> dict[str, str | None]:
-        """Run all. By check, why it does not apply, if so. Raises one ConformanceError that lists all that failed."""
+        """Run all, those by whole jobs only if nothing else has failed. By check, why it does not apply, if so.
+
+        Raises one ConformanceError that lists all that failed.
+        """
         reasons: dict[str, str | None] = {}
-        failures = []
+        failures: list[str] = []
         for check in self.checks():
+            if failures and check in self.whole:
+                break
             try:
                 reasons[check] = self.run(check)
             except ConformanceError as error:

@@ -82,6 +82,12 @@ class Joined:
         self.endpoints: list[Endpoint] = [
             transport.open(Context(rank, size, token, backend, dict(options))) for rank in range(size)
         ]
+        self.reached = {
+            (one, other): self.endpoints[one].reach(other, self.endpoints[other].address)
+            for one in range(size)
+            for other in range(size)
+            if one != other
+        }
         self.memory = [backend.allocate(nbytes) for _ in range(size)]
         self.keys = [endpoint.register(memory) for endpoint, memory in zip(self.endpoints, self.memory, strict=True)]
         self.connections: dict[tuple[int, int], Connection] = {}
