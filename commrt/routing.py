@@ -12,6 +12,7 @@ from commrt.collectives import ROOTED, Call
 from commrt.dtypes import by_code, op_by_code
 from commrt.errors import InvalidArgument, Unavailable
 from commrt.group import Group, half
+from commrt.lowering import with_syncs
 from commrt.native import COLLECTIVE_CODES, as_native, ffi, lib
 from commrt.plan import COLLECTIVES, Plan
 from commrt.plugins import Registry
@@ -173,9 +174,10 @@ class Router:
         found = self._programs.get(key)
         if found is None:
             number = identifier(plan.name) if number is None else number
-            native, keep = as_native(plan.program(rank), plan, number, self._host_slots(plan, rank), carried)
-            out = ffi.new("cr_program**")
             side = self._group.device
+            program = plan.program(rank) if side is None else with_syncs(plan.program(rank))
+            native, keep = as_native(program, plan, number, self._host_slots(plan, rank), carried)
+            out = ffi.new("cr_program**")
             memory = 0 if side is None else side.share(lib.cr_program_bytes(native, plan.ranks)).address
             code = lib.cr_program_new(lane, native, ffi.cast("void*", memory), out)
             del keep

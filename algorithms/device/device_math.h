@@ -2,6 +2,7 @@
 #pragma once
 #include "movement.h"
 #include "reduce.h"
+#include "switch.h"
 
 namespace commrt {
 
@@ -14,11 +15,15 @@ template <class T, class Op> struct DeviceMath {
     return true;
   }
 
-  // The same chunk on every rank, in rank order: what a switch would do, done through mapped memory.
+  // By a switch where one is; else what it would do, through mapped memory: the same chunk on every rank, in rank order.
   static CR_DEV bool switch_reduce(const Launch& L, const commrt::Op& op) {
     u64 nbytes = chunk_bytes(L, op.size_part);
     if (!nbytes) return true;
     const Ref* refs = L.program->refs + op.ref;
+    if (CR_SWITCH && multicast(L, refs[1]) && switch_folds<T, Op>(divisor(L, op))) {
+      commrt::switch_reduce<T, Op>(address(L, refs[0], 0), multicast(L, refs[1]), nbytes, divisor(L, op));
+      return true;
+    }
     char** at = look_up(L.lane->ranks + 1, [&](u32 k) { return k ? on_rank(L, refs[1], k - 1) : address(L, refs[0], 0); });
     commrt::reduce<T, Op>(at, 1, at + 1, L.lane->ranks, nbytes / sizeof(T), divisor(L, op));
     return true;
@@ -28,6 +33,8 @@ template <class T, class Op> struct DeviceMath {
     if (!nbytes) return true;
     const Ref* refs = L.program->refs + op.ref;
     const char* from = address(L, refs[1], 0);
+    if (CR_SWITCH && refs[1].buffer == SCRATCH && multicast(L, refs[0]))
+      return commrt::switch_broadcast(multicast(L, refs[0]), from, nbytes), true;
     for (u32 rank = 0; rank < L.lane->ranks; rank++) move(on_rank(L, refs[0], rank), from, nbytes);
     return true;
   }
@@ -39,13 +46,18 @@ template <class T, class Op> struct DeviceMath {
   }
 
  private:
+  // A slot of scratch on all ranks at once, or null.
+  static CR_DEV char* multicast(const Launch& L, const Ref& ref) {
+    char* all = L.lane->multicast;
+    return all && ref.buffer == SCRATCH ? all + slot_offset(L, ref, 0) : nullptr;
+  }
+
   static CR_DEV u32 divisor(const Launch& L, const commrt::Op& op) { return op.flags & FINAL ? L.divisor : 0; }
 
   // Addresses that the block's threads look up together, once an operation: in a loop over data, computing them costs
   // more than the arithmetic, and an array of a thread's own would lie in slow memory.
   template <class At> static CR_DEV char** look_up(u32 n, At address_of) {
-    char** at = table();
-    sync_block();  // the last operation's may be in use
+    char** at = table();  // nobody uses the last operation's: threads meet before this one
     for (u32 k = tid(); k < n; k += nthreads()) at[k] = address_of(k);
     sync_block();
     return at;

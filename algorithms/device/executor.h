@@ -7,16 +7,14 @@ namespace commrt {
 
 CR_DEV bool do_barrier(Block& b, const Launch& L) {
   u32 nblocks = L.program->nblocks;
-  if (nblocks == 1 || seeded(Seeded::NO_BARRIER)) return sync_block(), true;
+  if (nblocks == 1 || seeded(Seeded::NO_BARRIER)) return true;
   if (!b.at) {
-    sync_block();
     if (tid() == 0) add_acq_rel(&L.lane->arrived, 1);
     b.at = 1;
     b.barriers++;
   }
   while (load_acquire(&L.lane->arrived) < b.barriers * nblocks)
     if (!patience(b, L)) return false;
-  sync_block();
   return true;
 }
 
@@ -44,7 +42,7 @@ template <class Math> CR_DEV bool step(Block& b, const Launch& L, const Op& op) 
     case SWITCH_REDUCE: return Math::switch_reduce(L, op);
     case SWITCH_BROADCAST: return Math::switch_broadcast(L, op);
     case BARRIER: return do_barrier(b, L);
-    case SYNC: return sync_block(), true;
+    case SYNC: return true;
     default: return do_loop(b, L, op), true;
   }
 }
@@ -54,15 +52,65 @@ CR_DEV void open_block(Block& b, const Launch& L, u32 id) {
   b.pc = L.program->begin[id];
   b.end = L.program->begin[id + 1];
   b.turn = b.at = b.barriers = 0;
-  b.half = b.failure = 0;
+  b.half = b.failure = b.votes = 0;
 }
 
+#if CR_SPIN
+// Where the threads of a block meet: so that a signal says what all have done, and all may use what a wait has brought.
+CR_DEV bool meet_before(u8 code) {
+  return (code == SIGNAL && !seeded(Seeded::UNSYNCED_SIGNAL)) || code == REDUCE || (code >= SWITCH_REDUCE && code <= SYNC);
+}
+CR_DEV bool meet_after(u8 code) { return (code == WAIT && !seeded(Seeded::UNSYNCED_WAIT)) || code == BARRIER; }
+
+// Whether all threads of the block can go on: they stop together, so that none works on without what another had to do.
+#if CR_CUDA
+CR_DEV void open_votes() {}
+CR_DEV bool vote(Block&, bool going) { return __syncthreads_and(going); }
+#else
+// Two words in turn, since one thread may be at the next vote while others still read the last one's. Who stops, stays.
+CR_DEV u32* stops() {
+  CR_SHARED u32 words[2];
+  return words;
+}
+CR_DEV void open_votes() {
+  if (tid() == 0) stops()[0] = stops()[1] = 0;
+}
+CR_DEV bool vote(Block& b, bool going) {
+  u32* stop = stops() + (b.votes++ & 1);
+  if (!going) *stop = 1;
+  sync_block();
+  return !*stop;
+}
+#endif
+
+// By a thread that can't go on: other blocks see the abort.
+CR_DEV bool give_up(const Block& b, const Launch& L) {
+  if (!b.failure) return false;
+  store_relaxed(&L.lane->failure, (u64)b.culprit << 32 | b.failure);
+  store_release(L.lane->abort, 1);
+  return false;
+}
+
+// True: the block has finished this window. A thread that can't go on takes the others' way, but does nothing on it.
+template <class Math> CR_DEV bool run(Block& b, const Launch& L) {
+  bool going = true;
+  for (; b.pc < b.end; b.pc++, b.at = 0) {
+    const Op& op = L.program->ops[b.pc];
+    if (meet_before(op.code) && !vote(b, going)) return false;
+    if (op.code == LOOP) do_loop(b, L, op);
+    else if (going) going = step<Math>(b, L, op) || give_up(b, L);
+    if (meet_after(op.code) && !vote(b, going)) return false;
+  }
+  return vote(b, going);
+}
+#else
 // True: the block has finished this window.
 template <class Math> CR_DEV bool run(Block& b, const Launch& L) {
   for (; b.pc < b.end; b.pc++, b.at = 0)
     if (!step<Math>(b, L, L.program->ops[b.pc])) return false;
   return true;
 }
+#endif
 
 // Cuts the next window. Chunks start at multiples of 64 bytes of it, so that no two ranks write one line.
 CR_DEV void open_window(Launch& L, u64 first) {

@@ -131,6 +131,7 @@ struct Block {           // a cursor: where a thread block stands. Plain data, f
   u64 barriers;
   u32 half;              // 1 + the rank whose signal is half sent on a port
   u32 failure, culprit;  // an error that an operation met, and by whom
+  u32 votes;             // of a block of many threads, whether to go on
 };
 
 enum Failure : u32 { NONE, MISMATCH, TRANSPORT, BOUNDS };

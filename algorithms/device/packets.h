@@ -24,7 +24,7 @@ CR_DEV bool get_ll16(const u64* packet, u32 flag, u64& data) {
   u64 low, high;
   asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1}, [%2];" : "=l"(low), "=l"(high) : "l"(packet) : "memory");
   data = (u32)low | high << 32;
-  return (u32)(low >> 32) == flag && (u32)(high >> 32) == flag;
+  return (u32)(low >> 32) == flag && (seeded(Seeded::ONE_FLAG) || (u32)(high >> 32) == flag);
 }
 #else
 CR_DEV void put_ll16(u64* packet, u64 data, u32 flag) {

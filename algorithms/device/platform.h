@@ -58,8 +58,12 @@ typedef long long i64;
 
 namespace commrt {
 
-// Bugs that the sanitizer builds must catch, each with CR_SEEDED set to its name. Nothing else sets it.
-enum class Seeded { NO_BUG, NO_RELEASE, NO_ACQUIRE, NO_BARRIER, EARLY_REUSE, ONE_HALF };
+// Bugs that tests must catch, under sanitizers or where PTX is interpreted, each with CR_SEEDED set to its name. Nothing
+// else sets it.
+enum class Seeded {
+  NO_BUG, NO_RELEASE, NO_ACQUIRE, NO_BARRIER, EARLY_REUSE, ONE_HALF, UNSYNCED_SIGNAL, UNSYNCED_WAIT, ONE_FLAG,
+  NO_SWITCH_FENCE
+};
 #ifndef CR_SEEDED
 #define CR_SEEDED NO_BUG
 #endif
@@ -70,10 +74,18 @@ CR_DEV u32 tid() { return threadIdx.x; }
 CR_DEV u32 nthreads() { return blockDim.x; }
 CR_DEV u32 block_id() { return blockIdx.x; }
 CR_DEV void sync_block() { __syncthreads(); }
-CR_DEV void store_release(u64* p, u64 v) { asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
-CR_DEV u64 load_acquire(const u64* p) { u64 v; asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
 CR_DEV void store_relaxed(u64* p, u64 v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 CR_DEV u64 load_relaxed(const u64* p) { u64 v; asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
+CR_DEV void store_release(u64* p, u64 v) {
+  if (seeded(Seeded::NO_RELEASE)) return store_relaxed(p, v);
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+CR_DEV u64 load_acquire(const u64* p) {
+  u64 v;
+  if (seeded(Seeded::NO_ACQUIRE)) return load_relaxed(p);
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
 CR_DEV u64 add_acq_rel(u64* p, u64 v) { u64 old; asm volatile("atom.acq_rel.sys.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory"); return old; }
 CR_DEV void relax() {}
 #elif CR_HIP

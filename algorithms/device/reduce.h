@@ -40,6 +40,18 @@ template <class T> CR_DEV void element_store(char* p, u64 word, bool natural) {
   for (u32 j = 0; j < sizeof(T); j++) plain_store(p + j, (u8)(word >> 8 * j));
 }
 
+// What a thread folds at a time: 16 bytes, but 8 of one-byte elements, since a block of 1024 threads has not the registers
+// for 16 accumulators of each.
+template <class T> constexpr u32 STEP = sizeof(T) == 1 ? 8 : 16;
+template <class T> CR_DEV Pair64 step_load(const char* p) {
+  if constexpr (STEP<T> == 16) return plain_load<Pair64>(p);
+  else return {plain_load<u64>(p), 0};
+}
+template <class T> CR_DEV void step_store(char* p, const Pair64& words) {
+  if constexpr (STEP<T> == 16) plain_store(p, words);
+  else plain_store(p, words.lo);
+}
+
 // dsts[0..ndst) = fold(srcs[0..nsrc)), `count` elements, shared among the threads of the block; no synchronisation.
 // Dsts and Srcs are indexed for addresses: arrays, or anything that computes them. divisor: 0, or n of an average (Sum).
 // A destination may be exactly a source; other overlap is not allowed. Any alignment; 16-byte accesses where all allow.
@@ -53,17 +65,17 @@ CR_DEV void reduce(const Dsts& dsts, u32 ndst, const Srcs& srcs, u32 nsrc, u64 c
   char* const dst0 = dsts[0];
   const char* const src0 = srcs[0];
 
-  for (u64 i = tid() * 16ull; i < body; i += nthreads() * 16ull) {
+  for (u64 i = (u64)tid() * STEP<T>; i < body; i += (u64)nthreads() * STEP<T>) {
     WordFold<T, Op> lo, hi;
-    Pair64 x = plain_load<Pair64>(src0 + i);
+    Pair64 x = step_load<T>(src0 + i);
     lo.first(x.lo), hi.first(x.hi);
     for (u32 k = 1; k < nsrc; k++) {
-      x = plain_load<Pair64>(srcs[k] + i);
+      x = step_load<T>(srcs[k] + i);
       lo.next(x.lo), hi.next(x.hi);
     }
     const Pair64 out = {lo.result(divisor), hi.result(divisor)};
-    plain_store(dst0 + i, out);
-    for (u32 k = 1; k < ndst; k++) plain_store(dsts[k] + i, out);
+    step_store<T>(dst0 + i, out);
+    for (u32 k = 1; k < ndst; k++) step_store<T>(dsts[k] + i, out);
   }
   for (u64 i = body + tid() * sizeof(T); i < nbytes; i += nthreads() * sizeof(T)) {
     WordFold<T, Op> word;

@@ -1,5 +1,6 @@
 // Plans as kernels: one launch, one grid, one thread block for each block of the plan. All of its blocks are resident at
-// once: whoever launches sees to that. A plan holds a SYNC wherever a thread reads what others of its block wrote.
+// once: whoever launches sees to that. Plans are lowered for it (commrt/lowering.py): where a thread touches what others
+// of its block have under way, a SYNC lies between.
 //
 // Nothing that a launch is made of changes, so a captured launch replays right: epochs are read here, from the lane.
 #pragma once
@@ -9,14 +10,6 @@
 namespace commrt {
 
 enum Going : u32 { STOP, GO, LAST };
-
-// A thread that can't go on leaves the kernel; barriers don't wait for it. The others see the abort, or end.
-CR_DEV void stop(const Block& b, const Launch& L, u32& going) {
-  if (tid() == 0) going = STOP;
-  if (!b.failure) return;
-  store_relaxed(&L.lane->failure, (u64)b.culprit << 32 | b.failure);
-  store_release(L.lane->abort, 1);
-}
 
 // By one thread, before any of the block is in the window.
 CR_DEV void open(Launch& L, u64 first, u32 block, u32& going) {
@@ -47,12 +40,9 @@ CR_DEV void complete(const Launch& L) {
 }
 
 template <class Math> CR_DEV bool run_window(Block& b, const Launch& L) {
-  if (!guard(b, L)) return false;
+  if (!vote(b, guard(b, L))) return false;
   b.at = 0;
-  sync_block();
-  if (!run<Math>(b, L)) return false;
-  sync_block();  // a late thread may not have read what the next window reuses
-  return true;
+  return run<Math>(b, L);
 }
 
 // `block`: which one of the plan's.
@@ -60,6 +50,7 @@ template <class Math> CR_DEV void run_plan(const Launch* launch, u32 block) {
   CR_SHARED Launch L;  // this block's: blocks may be in different windows
   CR_SHARED u32 going;
   for (u32 i = tid(); i < sizeof(Launch) / 8; i += nthreads()) ((u64*)&L)[i] = ((const u64*)launch)[i];
+  open_votes();
   Block b;
   b.budget = 0;
   u64 next = 0;
@@ -69,7 +60,7 @@ template <class Math> CR_DEV void run_plan(const Launch* launch, u32 block) {
     sync_block();
     if (going == STOP) return;
     open_block(b, L, block);
-    if (!run_window<Math>(b, L)) return stop(b, L, going);
+    if (!run_window<Math>(b, L)) return;
     next = L.first + L.width;
     if (tid() == 0) going = close(b, L, next < L.count);
     sync_block();

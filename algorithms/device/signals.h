@@ -37,7 +37,6 @@ inline bool signal_port(Block& b, const Launch& L, const Op& op, Peer& peer, u32
 #endif
 
 CR_DEV bool do_signal(Block& b, const Launch& L, const Op& op) {
-  sync_block();  // every thread's writes come before the signal
   return each(b, L, op.npeers, [&](u64 k) {
     u32 rank = L.program->peers[op.peer + k];
     Peer& peer = L.lane->peers[rank];
@@ -61,7 +60,7 @@ CR_DEV bool learn(const Launch& L, u32 rank, u64 name, u64 nbytes, u64& to) {
 }
 
 CR_DEV bool do_wait(Block& b, const Launch& L, const Op& op) {
-  bool done = each(b, L, op.npeers, [&](u64 k) {
+  return each(b, L, op.npeers, [&](u64 k) {
     u32 rank = L.program->peers[op.peer + k];
     Peer& peer = L.lane->peers[rank];
     const Line* line = peer.in + line_of(L, op);
@@ -75,8 +74,6 @@ CR_DEV bool do_wait(Block& b, const Launch& L, const Op& op) {
     peer.expected[op.channel]++;
     return true;
   });
-  if (done) sync_block();  // one thread has acquired for all
-  return done;
 }
 
 }  // namespace commrt

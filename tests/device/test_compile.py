@@ -16,10 +16,18 @@ import gpu_compile  # noqa: E402
 
 PRIMITIVES = (Path(__file__).parent / "primitives.cu").read_text()
 PAIRS = [("float32", "sum"), ("bfloat16", "avg"), ("int8", "max")]
-FURTHER_PAIRS = [("float16", "prod"), ("float64", "min"), ("int64", "sum"), ("uint16", "avg")]
+# With PAIRS: every type and every operator.
+FURTHER_PAIRS = [
+    ("float16", "prod"), ("float64", "min"), ("int64", "sum"), ("uint16", "avg"), ("uint8", "min"), ("int16", "max"),
+    ("int32", "sum"), ("uint32", "prod"), ("uint64", "max"),
+]  # fmt: skip
 
 NVIDIA = ["sm_80", "sm_90a"]
 AMD = ["gfx942", "gfx90a", "gfx1100"]
+# What the executor is built for, each with PAIRS and a part of the others. Bytes of stack, where there are too few
+# registers: some that hold no data, but where the block stands.
+MATRIX = ["sm_75", *NVIDIA, "sm_100a", "sm_120a", *AMD]
+STACK = {"sm_75": 16, "sm_100a": 32, "sm_120a": 64}
 REGISTERS = {"sm_": 64, "gfx": 128}  # what a block of 1024 threads leaves to each
 
 # What the machine code must hold for the named kernel, in this order; and what it must not.
@@ -36,6 +44,14 @@ ACQUIRE = {
     "gfx1100": ["global_load.* glc", "s_waitcnt", "buffer_gl1_inv", "buffer_gl0_inv"],
 }
 ORDERING = r"MEMBAR|CCTL|buffer_"
+# What an NVLink switch folds: the instruction, and its PTX.
+SWITCHED = {
+    ("float32", "sum"): (r"LDGMC\S*\.ADD\.F32x4\S*\.STRONG\.SYS", "add.v4.f32"),
+    ("float16", "sum"): (r"LDGMC\S*ADD\.F16x8\S*\.STRONG\.SYS", "add.acc::f32.v4.f16x2"),
+    ("bfloat16", "avg"): (r"LDGMC\S*ADD\.BF16x8\S*\.STRONG\.SYS", "add.acc::f32.v4.bf16x2"),
+    ("int32", "sum"): (r"LDGMC\S*\.ADD\S*\.STRONG\.SYS", "add.s32"),
+    ("uint32", "max"): (r"LDGMC\S*\.MAX\S*\.STRONG\.SYS", "max.u32"),
+}
 CONTRACTED = r"\b(FFMA|v_(pk_)?(fma|fmac|mac|mad)\w*_f32|v_dual_fmac\w*)"
 CONTRACT = {"sm_": "--fmad=true", "gfx": "-ffp-contract=fast"}
 FLUSH = {"sm_": "--ftz=true", "gfx": "-fgpu-flush-denormals-to-zero"}
@@ -94,6 +110,33 @@ def test_release_and_acquire_reach_the_system(arch: str) -> None:
         assert holds(instructions, acquire), name
 
 
+@pytest.mark.parametrize("arch", MATRIX)
+def test_executor_for_every_type(arch: str) -> None:
+    for pairs in (PAIRS, FURTHER_PAIRS[MATRIX.index(arch) % 3 :: 3]):
+        built = build(gpu_compile.executor_source(pairs), arch)
+        kernels = machine_code(built)
+        assert set(kernels) == {f"run_plan_{dtype}_{op}" for dtype, op in pairs}
+        for name, instructions in kernels.items():
+            takes = built.usage[name]
+            assert takes.registers <= REGISTERS[arch[:3]] and takes.stack <= STACK.get(arch, 0), (name, takes)
+            assert holds(instructions, for_arch(RELEASE, arch)), name
+            assert holds(instructions, for_arch(ACQUIRE, arch)), name
+
+
+def test_switch_folds() -> None:
+    built = build(gpu_compile.executor_source([*SWITCHED, ("float64", "sum")]), "sm_90a")
+    kernels, entries = machine_code(built), built.assembly.split(".visible .entry ")
+    for (dtype, op), (instruction, ptx) in SWITCHED.items():
+        name = f"run_plan_{dtype}_{op}"
+        (entry,) = (text for text in entries if text.startswith(name + "("))
+        assert holds(kernels[name], [instruction]), name
+        assert holds(entry.split("\n"), ["fence.proxy.alias", f"multimem.ld_reduce.*{ptx}", "fence.proxy.alias"]), name
+        assert "multimem.st.relaxed.sys.global.v4.f32" in entry, name
+    assert not holds(kernels["run_plan_float64_sum"], ["LDGMC"]), "the switch is not asked for what it can't do"
+    older = build(gpu_compile.executor_source(PAIRS), "sm_80")
+    assert "multimem" not in older.assembly
+
+
 @pytest.mark.parametrize("arch", [*NVIDIA, *AMD])
 def test_nothing_is_contracted(arch: str) -> None:
     assert not holds(machine_code(build(PRIMITIVES, arch))["two_roundings"], [CONTRACTED])
@@ -113,7 +156,7 @@ def test_denormals_are_kept(arch: str) -> None:
 @pytest.mark.parametrize("arch", NVIDIA)
 def test_arithmetic_rounds_to_nearest(arch: str) -> None:
     ptx = build(gpu_compile.executor_source(PAIRS), arch).assembly
-    floats = re.findall(r"\b(?:add|sub|mul|div|fma)\.\S*f(?:16|32|64)\b", ptx)
+    floats = re.findall(r"(?<!\S)(?:add|sub|mul|div|fma)\.\S*f(?:16|32|64)\b", ptx)
     assert floats
     assert {operation.split(".")[1] for operation in floats} == {"rn"}
     assert not [operation for operation in floats if operation.startswith("fma")]
