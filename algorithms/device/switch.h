@@ -9,14 +9,36 @@ namespace commrt {
 
 #if CR_CUDA && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define CR_SWITCH 1
+#elif defined(CR_SWITCH_MEMBER)  // where the k-th memory behind an address is: of a driver that emulates such addresses
+#define CR_SWITCH 1
 #else
 #define CR_SWITCH 0
 #endif
 
 // Whether the switch can fold T with Op, and how: 16 bytes, rounded to T once, in an order of its own.
-template <class T, class Op> struct SwitchLoad { static constexpr bool known = false; };
+template <class T, class Op> struct SwitchLoad {
+#ifdef CR_SWITCH_MEMBER
+  static constexpr bool known = true;
+  static Pair64 of(const char* all) {
+    WordFold<T, Op> lo, hi;
+    for (u32 k = 0; const char* at = (const char*)CR_SWITCH_MEMBER(all, k); k++) {
+      const Pair64 x = plain_load<Pair64>(at);
+      if (k) lo.next(x.lo), hi.next(x.hi);
+      else lo.first(x.lo), hi.first(x.hi);
+    }
+    return {lo.result(0), hi.result(0)};
+  }
+#else
+  static constexpr bool known = false;
+#endif
+};
 
-#if CR_SWITCH
+#ifdef CR_SWITCH_MEMBER
+inline void switch_store(char* all, const Pair64& x) {
+  for (u32 k = 0; char* at = (char*)CR_SWITCH_MEMBER(all, k); k++) plain_store(at, x);
+}
+inline void switch_fence() {}
+#elif CR_SWITCH
 #define CR_SWITCH_VECTOR(T, KIND)                                                                                      \
   template <> struct SwitchLoad<T, Sum> {                                                                              \
     static constexpr bool known = true;                                                                                \

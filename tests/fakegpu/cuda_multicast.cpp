@@ -124,6 +124,7 @@ struct Found {
 };
 
 void Found::look(const void* address) {
+  fakegpu::injected("multimem");  // for the log
   piece = (uint64_t)address / GRANULE;
   mapping_changes = fakecuda::mapping_changes;
   auto [start, mapping] = mapping_at((uint64_t)address);

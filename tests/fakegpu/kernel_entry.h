@@ -16,6 +16,8 @@ extern "C" {
 void* (*fakegpu_multicast)(const void* address, unsigned member) = nullptr;
 }
 
+#define CR_SWITCH_MEMBER fakegpu_multicast  // so the executor's kernels use such addresses
+
 namespace fakegpu {
 
 // multimem.ld_reduce and multimem.st, one member after another.

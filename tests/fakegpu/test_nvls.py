@@ -65,8 +65,12 @@ def on_loopback() -> Any:
 
 @pytest.fixture(scope="module")
 def reports(fake_cuda: Fake, plan_kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    env = fake_cuda.env(plan_kernels, devices=RANKS)
-    return dict(zip(CASES, run(env, tmp_path_factory.mktemp("nvls") / "out", "cuda", CASES), strict=True))
+    folder = tmp_path_factory.mktemp("nvls")
+    env = fake_cuda.env(plan_kernels, devices=RANKS, log=folder / "calls")
+    found = dict(zip(CASES, run(env, folder / "out", "cuda", CASES), strict=True))
+    calls = [line.split() for line in (folder / "calls").read_text().splitlines()]
+    assert len({process for process, call in calls if call == "multimem"}) == RANKS  # kernels went through the object
+    return found
 
 
 @pytest.mark.parametrize("forced", [None, "nvls"])
