@@ -82,12 +82,13 @@ def test_a_captured_graph_is_launched_a_thousand_times(fake_cuda: Fake, plan_ker
 def test_opposite_orders_on_full_devices_end_within_the_timeout(
     fake_cuda: Fake, plan_kernels: Path, tmp_path: Path
 ) -> None:
-    """Each rank's device holds one grid, which waits for the other rank's second one."""
+    """Each rank's device holds one grid, which waits for the other rank's second one: unless the grids are lucky, the
+    watch ends one, and so lets the others in.
+    """
     env = fake_cuda.env(plan_kernels, multiprocessors=1, threads=512)
     done = launched(env, 2, "run", PROGRAMS / "opposite.py", tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(Path(f"{tmp_path}/out.{rank}").read_text()) for rank in range(2)]
     assert all(one["seconds"] < 15 for one in found)
     ends = {end for one in found for end in one["ends"]}
-    assert "OperationTimeout" in ends  # which ended one grid, and so let the others in
     assert ends <= {"OperationTimeout", "PeerLost", "Aborted", "CommunicatorBroken", "well"}
