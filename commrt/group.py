@@ -345,7 +345,7 @@ class Setup:
             except Unavailable as error:
                 if name == group.settings.transport:
                     raise
-                _log.warning("transport %s is left out: %s", name, error)
+                _log.info("transport %s is left out: %s", name, error)
                 continue
             if group.device is not None and isinstance(endpoint, SwitchEndpoint):
                 group.device.switch(endpoint.multicast)
