@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,8 +28,16 @@ def step() -> None:
 
 for _ in range(2):
     step()
+killed = Path(f"{sys.argv[1]}.killed")
+
+
+def die(_: object) -> None:
+    killed.write_text(str(time.monotonic()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 if rank == 1:
-    network.module.weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    network.module.weight.register_hook(die)
     step()
 
 
@@ -50,6 +59,7 @@ for name, way in WAYS.items():
     try:
         way()
     except Exception as error:
+        began = max(began, float(killed.read_text()))  # one clock for both: nobody can know before
         took_s, text = time.monotonic() - began, str(error).splitlines()[0]
         print(f"{name}: {type(error).__name__} after {took_s:.1f} s: {text}", flush=True)
     else:
